@@ -1,0 +1,371 @@
+"""What each attention of a model looks like: key dims, mixing, scale, per layer; JSON in and out.
+
+Resolving command-line flags lives here too, so that ``fairseq-train``, Hydra and Python meet the same checks.
+Nothing here builds a module or imports fairseq.
+
+Letters as everywhere: H heads, D model width, K = D / H, R = ``key_dim``, P = ``mix_dim``.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Iterable, Mapping, Optional
+
+from fairseq_collab.errors import CollabError
+
+ATTENTIONS = ("encoder", "cross", "decoder")
+LAYOUTS = ("dense", "window", "picked")
+INITS = ("default", "concatenate", "all_ones", "uniform")
+JSON_VERSION = 1
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The part of a model that its attention must fit: ``embed_dim`` D, ``num_heads`` H and the number of layers."""
+
+    embed_dim: int
+    num_heads: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """One attention of one layer.
+
+    Args:
+        collaborative: shared keys and queries with mixing; otherwise ordinary concatenated heads.
+        key_dim: R, the shared dims of collaborative heads, or the total H*K of concatenated ones.
+        mix_dim: P, shared dims that one head mixes; None for concatenated heads.
+        mix_layout: ``dense`` (P = R), ``window`` or ``picked``; None for concatenated heads.
+        mixing_init: starting values of the mixing matrix, a name of :class:`MixingMatrixInit` in lower case.
+        scale: factor on the scores; None is ``1 / sqrt(D / H)``.
+    """
+
+    collaborative: bool
+    key_dim: int
+    mix_dim: Optional[int] = None
+    mix_layout: Optional[str] = None
+    mixing_init: str = "default"
+    scale: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class CollabConfig:
+    """Every attention of a model: one :class:`AttentionConfig` a layer for ``encoder``, ``cross`` and ``decoder``.
+
+    Attentions that a model does not have (the encoder of a language model) are empty tuples.
+    """
+
+    encoder: tuple[AttentionConfig, ...] = ()
+    cross: tuple[AttentionConfig, ...] = ()
+    decoder: tuple[AttentionConfig, ...] = ()
+
+    def to_json(self) -> str:
+        """One line of JSON from which :meth:`from_json` restores an equal configuration."""
+        layers = {name: [asdict(one) for one in getattr(self, name)] for name in ATTENTIONS}
+        return json.dumps({"format": "fairseq_collab", "version": JSON_VERSION, **layers})
+
+    @classmethod
+    def from_json(cls, text: str, shapes: Mapping[str, AttentionShape], source: str = "--collab-config"):
+        """Reads what :meth:`to_json` writes, or a shorter form written by hand.
+
+        In the shorter form an attention is one object that holds for all its layers, and only ``key_dim`` is
+        needed; attentions that are left out stay concatenated.
+
+        Args:
+            text: the JSON.
+            shapes: the model's attentions, by name; the others must not be configured.
+            source: what to call the text in messages.
+
+        Raises:
+            CollabError: not JSON, unknown or ill-typed entries, a wrong number of layers, or dims that do not fit.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise CollabError(f"{source} is not JSON ({error}).") from None
+        if not isinstance(data, dict):
+            raise CollabError(f"{source} must be a JSON object with the attentions {', '.join(ATTENTIONS)}.")
+        if data.get("version", JSON_VERSION) != JSON_VERSION:
+            raise CollabError(f"{source} has version {data['version']}; this release reads version {JSON_VERSION}.")
+        unknown = set(data) - {"format", "version", *ATTENTIONS}
+        if unknown:
+            raise CollabError(f"{source} has the unknown entry {sorted(unknown)[0]!r}; known are {', '.join(ATTENTIONS)}.")
+        found = {}
+        for name in ATTENTIONS:
+            given = data.get(name)
+            shape = shapes.get(name)
+            if shape is None:
+                if given:
+                    raise CollabError(f"{source} configures the {name} attention, which this model does not have.")
+                continue
+            if given is None:
+                given = {"collaborative": False}
+            if isinstance(given, dict):
+                given = [given] * shape.layers
+            if not isinstance(given, list) or len(given) != shape.layers:
+                count = len(given) if isinstance(given, list) else 0
+                raise CollabError(
+                    f"{source} has {count} layers for the {name} attention, the model has {shape.layers}: "
+                    "give one object per layer, or a single object for all."
+                )
+            found[name] = tuple(
+                check_attention(_read_attention(entry, shape, f"{source}, {name} layer {i}"), shape, name, i)
+                for i, entry in enumerate(given)
+            )
+        return cls(**found)
+
+    def keep_layers(self, name: str, layers: Iterable[int]) -> "CollabConfig":
+        """The configuration of a model of which only ``layers`` of attention ``name`` are kept (layer pruning)."""
+        kept = getattr(self, name)
+        return replace(self, **{name: tuple(kept[i] for i in layers)})
+
+
+def _read_attention(entry: Any, shape: AttentionShape, where: str) -> AttentionConfig:
+    known = {field.name for field in fields(AttentionConfig)}
+    if not isinstance(entry, dict):
+        raise CollabError(f"{where} must be an object such as {{\"key_dim\": 64}}, not {entry!r}.")
+    unknown = set(entry) - known
+    if unknown:
+        raise CollabError(f"{where} has the unknown entry {sorted(unknown)[0]!r}; known are {', '.join(sorted(known))}.")
+    for key in ("key_dim", "mix_dim"):
+        if entry.get(key) is not None and type(entry[key]) is not int:
+            raise CollabError(f"{where}: {key} must be a whole number, not {entry[key]!r}.")
+    collaborative = entry.get("collaborative", True)
+    return resolve_attention(
+        shape,
+        collaborative=collaborative,
+        key_dim=entry.get("key_dim"),
+        mix_dim=entry.get("mix_dim"),
+        mix_layout=entry.get("mix_layout"),
+        mixing_init=entry.get("mixing_init") or "default",
+        scale=entry.get("scale"),
+    )
+
+
+def resolve_attention(
+    shape: AttentionShape,
+    *,
+    collaborative: bool,
+    key_dim: Optional[int] = None,
+    mix_dim: Optional[int] = None,
+    mix_layout: Optional[str] = None,
+    mixing_init: str = "default",
+    scale: Optional[float] = None,
+) -> AttentionConfig:
+    """Fills what was not given: a quarter of D for collaborative keys, dense mixing unless P says otherwise.
+
+    Nothing is checked here; :func:`check_attention` does that.
+    """
+    if not collaborative:
+        return AttentionConfig(False, shape.embed_dim if key_dim is None else key_dim, scale=scale)
+    if key_dim is None:
+        key_dim = max(1, shape.embed_dim // 4)
+    if mix_layout is None:
+        windows_fit = mix_dim is not None and key_dim % shape.num_heads == 0 and mix_dim >= key_dim // shape.num_heads
+        mix_layout = "dense" if mix_dim in (None, key_dim) else "window" if windows_fit else "picked"
+    if mix_dim is None:
+        mix_dim = key_dim if mix_layout == "dense" else min(shape.embed_dim // shape.num_heads, key_dim)
+    return AttentionConfig(True, key_dim, mix_dim, mix_layout, mixing_init, scale)
+
+
+def check_attention(config: AttentionConfig, shape: AttentionShape, name: str, layer: int = 0) -> AttentionConfig:
+    """Returns ``config`` unchanged if an attention of this shape can be built from it.
+
+    Raises:
+        CollabError: naming the value, the attention and layer, and the values that would do.
+    """
+    heads, width, key_dim = shape.num_heads, shape.embed_dim, config.key_dim
+    where = f"the {name} attention of layer {layer}"
+    if key_dim < 1:
+        raise CollabError(f"The key dim of {where} is {key_dim}; it must be at least 1 (--key-dim).")
+    if key_dim > width:
+        raise CollabError(
+            f"The key dim of {where} is {key_dim}, more than the model width {width}, which is already "
+            f"uncompressed; give --key-dim {width} or less."
+        )
+    if config.scale is not None and not (isinstance(config.scale, (int, float)) and config.scale > 0):
+        raise CollabError(f"The scale of {where} is {config.scale!r}; it must be a number above 0.")
+    if not config.collaborative:
+        if key_dim % heads:
+            raise CollabError(
+                f"The key dim {key_dim} of {where} does not divide among its {heads} concatenated heads; give a "
+                f"multiple of {heads}, or make this attention collaborative with --collaborative-heads."
+            )
+        return config
+    mix_dim, layout = config.mix_dim, config.mix_layout
+    if layout not in LAYOUTS:
+        raise CollabError(f"The mix layout of {where} is {layout!r}; known are {', '.join(LAYOUTS)} (--mix-layout).")
+    if config.mixing_init not in INITS:
+        raise CollabError(f"The mixing init of {where} is {config.mixing_init!r}; known are {', '.join(INITS)}.")
+    if mix_dim < 1 or mix_dim > key_dim:
+        raise CollabError(
+            f"The mix dim of {where} is {mix_dim}; a head can mix 1 to {key_dim} of its {key_dim} shared dims (--mix-dim)."
+        )
+    if layout == "dense" and mix_dim != key_dim:
+        raise CollabError(
+            f"Dense mixing in {where} uses all {key_dim} shared dims, not {mix_dim}; leave --mix-dim out, or give "
+            "--mix-layout window or picked."
+        )
+    if layout == "window" and (key_dim % heads or mix_dim < key_dim // heads):
+        raise CollabError(
+            f"Windows in {where} need a key dim that is a multiple of its {heads} heads and a mix dim of at least "
+            f"key dim / heads, not key dim {key_dim} and mix dim {mix_dim}; change them or give --mix-layout picked."
+        )
+    if layout == "picked" and mix_dim * heads < key_dim:
+        raise CollabError(
+            f"{heads} heads that pick {mix_dim} dims each leave some of the {key_dim} shared dims of {where} unused; "
+            f"give --mix-dim {-(-key_dim // heads)} or more."
+        )
+    return config
+
+
+def parse_heads(text: Optional[str]) -> frozenset[str]:
+    """The attentions named by ``--collaborative-heads``; None names all of them.
+
+    Raises:
+        CollabError: an unknown name, or ``none`` together with others.
+    """
+    if text is None:
+        return frozenset(ATTENTIONS)
+    names = [name.strip() for name in str(text).replace("_", ",").split(",") if name.strip()]
+    if names == ["none"]:
+        return frozenset()
+    for name in names:
+        if name not in ATTENTIONS:
+            raise CollabError(
+                f"--collaborative-heads has {name!r}; it takes any of {', '.join(ATTENTIONS)} joined by '_' or ',', "
+                "or none alone."
+            )
+    if not names:
+        raise CollabError("--collaborative-heads is empty; give none for an ordinary model.")
+    return frozenset(names)
+
+
+def read_config_file(path: str) -> str:
+    """The JSON held by a file: JSON itself, or a checkpoint that carries one.
+
+    Raises:
+        CollabError: no such file, or a checkpoint that is not collaborative.
+    """
+    if not os.path.isfile(path):
+        raise CollabError(f"--collab-config {path}: there is no such file.")
+    with open(path, "rb") as file:
+        start = file.read(2)
+        if start[:1] != b"P" and start[:1] != b"\x80":
+            try:
+                return start.decode() + file.read().decode()
+            except UnicodeDecodeError:
+                raise CollabError(f"--collab-config {path} is neither JSON nor a checkpoint.") from None
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=start == b"PK")
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise CollabError(f"--collab-config {path} could not be read as a checkpoint ({reason}).") from None
+    model = (state.get("cfg") or {}).get("model") or state.get("args")
+    text = model.get("collab_config") if isinstance(model, dict) else getattr(model, "collab_config", None)
+    if not text:
+        raise CollabError(
+            f"--collab-config {path} is a checkpoint without collaborative attention; convert it with "
+            "fairseq-collab-convert, or give --key-dim."
+        )
+    return text
+
+
+def resolve_flags(args: Any, shapes: Mapping[str, AttentionShape]) -> CollabConfig:
+    """The configuration that a model's options ask for.
+
+    ``args.collab_config`` (a file, or JSON itself as a checkpoint stores it) decides when it is given; flags that
+    are given beside it must agree. Without it the flags and the defaults decide.
+
+    Args:
+        args: any object with the flags as attributes; missing ones count as not given.
+        shapes: the model's attentions, by name.
+
+    Raises:
+        CollabError: options that are wrong, do not fit the model, or contradict each other.
+    """
+
+    def flag(name: str) -> Any:
+        return getattr(args, name, None)
+
+    heads = parse_heads(flag("collaborative_heads"))
+    given_dims = {name: flag(f"{name}_key_dim") or flag("key_dim") for name in ATTENTIONS}
+    for name in ("key_dim", "mix_dim", *(f"{name}_key_dim" for name in ATTENTIONS)):
+        if flag(name) is not None and flag(name) < 1:
+            raise CollabError(f"--{name.replace('_', '-')} is {flag(name)}; it must be at least 1.")
+    if flag("mix_layout") is not None and flag("mix_layout") not in LAYOUTS:
+        raise CollabError(f"--mix-layout is {flag('mix_layout')!r}; known are {', '.join(LAYOUTS)}.")
+    if flag("mixing_init") is not None and flag("mixing_init") not in INITS:
+        raise CollabError(f"--mixing-init is {flag('mixing_init')!r}; known are {', '.join(INITS)}.")
+
+    text = flag("collab_config")
+    if text:
+        inline = text.lstrip().startswith("{")
+        config = CollabConfig.from_json(
+            text if inline else read_config_file(text),
+            shapes,
+            "the checkpoint's collab_config" if inline else f"--collab-config {text}",
+        )
+        _refuse_contradictions(config, heads if flag("collaborative_heads") is not None else None, given_dims, args)
+        if any(one.collaborative for name in shapes for one in getattr(config, name)):
+            refuse_unsupported(args)
+        return config
+
+    if heads:
+        refuse_unsupported(args)
+    found = {}
+    for name, shape in shapes.items():
+        one = resolve_attention(
+            shape,
+            collaborative=name in heads,
+            key_dim=given_dims[name],
+            mix_dim=flag("mix_dim"),
+            mix_layout=flag("mix_layout"),
+            mixing_init=flag("mixing_init") or "default",
+        )
+        found[name] = tuple(check_attention(one, shape, name, layer) for layer in range(shape.layers))
+    return CollabConfig(**found)
+
+
+def _refuse_contradictions(config: CollabConfig, heads, given_dims: Mapping[str, Optional[int]], args: Any) -> None:
+    for name in ATTENTIONS:
+        for layer, one in enumerate(getattr(config, name)):
+            asked = {
+                "key_dim": given_dims[name],
+                "mix_dim": getattr(args, "mix_dim", None) if one.collaborative else None,
+                "mix_layout": getattr(args, "mix_layout", None) if one.collaborative else None,
+                "collaborative": None if heads is None else name in heads,
+            }
+            for key, value in asked.items():
+                if value is not None and value != getattr(one, key):
+                    raise CollabError(
+                        f"The options ask for {key} {value} in the {name} attention of layer {layer}, but the "
+                        f"checkpoint or --collab-config says {getattr(one, key)}; leave the option out, or make "
+                        "another model with fairseq-collab-convert."
+                    )
+
+
+def refuse_unsupported(args: Any) -> None:
+    """Refuses the options of stock attention that cannot mean anything here.
+
+    Raises:
+        CollabError: naming the option and what to do.
+    """
+    for name in ("encoder_xformers_att_config", "decoder_xformers_att_config"):
+        if getattr(args, name, None):
+            raise CollabError(
+                f"--{name.replace('_', '-')} replaces the attention and cannot be combined with collaborative heads; "
+                "leave it out, or use the stock architecture."
+            )
+    if getattr(args, "mha_heads_to_keep", -1) not in (-1, None):
+        raise CollabError(
+            "--mha-heads-to-keep prunes heads, but collaborative heads share their keys; leave it out, or choose a "
+            "smaller --key-dim."
+        )
+    if getattr(args, "mha_reg_scale_factor", 0) not in (0, None):
+        raise CollabError(
+            "--mha-reg-scale-factor regularises separate heads, but collaborative heads share their keys; leave it out."
+        )

@@ -1,0 +1,141 @@
+"""The command-line flags of collaborative attention, and how a model's options become its configuration.
+
+Shared by every architecture; the checks themselves are in ``fairseq_collab.config``.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from fairseq_collab.config import ATTENTIONS, INITS, LAYOUTS, AttentionShape, resolve_flags
+from fairseq_collab.errors import CollabError
+
+FLAGS = (
+    "collaborative_heads",
+    "key_dim",
+    *(f"{name}_key_dim" for name in ATTENTIONS),
+    "mix_dim",
+    "mix_layout",
+    "mixing_init",
+    "collab_config",
+)
+
+
+def add_flags(parser: Any) -> None:
+    """Adds the flags to a model's argument group. None of them has a default: what is not given stays unset."""
+    parser.add_argument(
+        "--collaborative-heads",
+        metavar="NAMES",
+        help="attentions with collaborative heads: any of encoder, cross, decoder joined by '_' or ',', or none "
+        "(default: all)",
+    )
+    parser.add_argument(
+        "--key-dim",
+        type=int,
+        metavar="N",
+        help="total width of queries and keys: the shared dim of collaborative heads, heads x head dim of "
+        "concatenated ones (default: a quarter of the model width for collaborative heads, all of it for others)",
+    )
+    for name in ATTENTIONS:
+        parser.add_argument(
+            f"--{name}-key-dim", type=int, metavar="N", help=f"--key-dim of the {name} attention alone"
+        )
+    parser.add_argument(
+        "--mix-dim",
+        type=int,
+        metavar="P",
+        help="shared dims that one head mixes (default: all of them; the head dim with --mix-layout window or picked)",
+    )
+    parser.add_argument(
+        "--mix-layout",
+        choices=LAYOUTS,
+        help="which shared dims a head mixes: all (dense, as in the paper), overlapping windows, or balanced picks",
+    )
+    parser.add_argument("--mixing-init", choices=INITS, help="how the mixing matrix starts")
+    parser.add_argument(
+        "--collab-config",
+        metavar="FILE",
+        help="JSON file, or checkpoint that carries its configuration, that sets all of this for every layer",
+    )
+
+
+def flatten_options(args: Any) -> None:
+    """Turns nested options (``encoder.layers``, as a Hydra user may write them) into flat ones, in place."""
+    if not isinstance(args, DictConfig):
+        return
+    for group in ("encoder", "decoder", "quant_noise"):
+        nested = args.get(group)
+        if isinstance(nested, DictConfig):
+            for key, value in nested.items():
+                args[f"{group}_{key}"] = value
+            del args[group]
+
+
+def fill_flags(args: Any) -> None:
+    """Sets every flag that ``args`` lacks to None, so that old checkpoints and Hydra meet the same attributes."""
+    for flag in FLAGS:
+        if not hasattr(args, flag) or getattr(args, flag) is None:
+            setattr(args, flag, None)
+
+
+def preset(stock: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """The architecture function of a collaborative model from the stock one of the same size."""
+
+    def fill(args: Any) -> None:
+        flatten_options(args)
+        stock(args)
+        fill_flags(args)
+
+    fill.__name__ = f"{stock.__name__}_collab"
+    return fill
+
+
+def kept_layers(args: Any, side: str) -> Any:
+    """The layers that ``--{side}-layers-to-keep`` names, or None."""
+    text = getattr(args, f"{side}_layers_to_keep", None)
+    return [int(part) for part in str(text).split(",")] if text else None
+
+
+def build_with_config(
+    args: Any,
+    architecture: Callable[[Any], Any],
+    find_shapes: Callable[[Namespace], Mapping[str, AttentionShape]],
+    build: Callable[[Namespace], Any],
+) -> Any:
+    """Resolves the flags, builds the model with ``args.collab`` set, and stores the configuration in the options.
+
+    Afterwards ``args.collab_config`` is the whole configuration as JSON, which is what a checkpoint then carries.
+
+    Args:
+        args: options as fairseq hands them to ``build_model``: a Namespace, or a DictConfig under Hydra.
+        architecture: fills every option that is missing, as old checkpoints need.
+        find_shapes: the attentions of the model that the options describe.
+        build: makes the model from a Namespace with a ``collab`` attribute.
+
+    Raises:
+        CollabError: see :func:`fairseq_collab.config.resolve_flags`.
+    """
+    with open_dict(args) if isinstance(args, DictConfig) else nullcontext():
+        architecture(args)
+    options = Namespace(**OmegaConf.to_container(args)) if isinstance(args, DictConfig) else Namespace(**vars(args))
+    kept = {side: kept_layers(options, side) for side in ("encoder", "decoder")}
+    shapes = dict(find_shapes(options))
+    config = resolve_flags(options, shapes)
+    for name in shapes:
+        layers = kept["encoder" if name == "encoder" else "decoder"]
+        if layers is not None:
+            if not all(0 <= layer < shapes[name].layers for layer in layers):
+                raise CollabError(f"--{name}-layers-to-keep names a layer beyond the {shapes[name].layers} there are.")
+            config = config.keep_layers(name, layers)
+    options.collab = config
+    model = build(options)
+    del options.collab
+    options.collab_config = config.to_json()
+    with open_dict(args) if isinstance(args, DictConfig) else nullcontext():
+        for key, value in vars(options).items():
+            if getattr(args, key, None) is not value:
+                setattr(args, key, value)
+    return model

@@ -1,0 +1,166 @@
+"""Attention over shared keys as plain functions; which kernel computes it is decided here and nowhere else.
+
+Notation: B batch, T target length, S source length, H heads, R shared key dims (``key_dim``), P shared dims that
+one head mixes (``mix_dim``), V value dims a head, s = R // H the step between windows. All functions script.
+"""
+
+import math
+from typing import Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def window_heads(x: Tensor, num_heads: int, mix_dim: int) -> Tensor:
+    """The dims that each head mixes, for windows: head h takes ``(h*s + 0..P-1) mod R``.
+
+    Args:
+        x: (B, T, R) shared projection, R a multiple of ``num_heads``.
+
+    Returns:
+        (B, H, T, P), a view of x followed by its own first P - s dims.
+    """
+    step = x.size(-1) // num_heads
+    if mix_dim > step:
+        x = torch.cat([x, x[..., : mix_dim - step]], dim=-1)  # (B, T, R + P - s)
+    return x.unfold(-1, mix_dim, step).transpose(1, 2)  # (B, T, H, P) -> (B, H, T, P)
+
+
+def picked_heads(x: Tensor, pick: Tensor) -> Tensor:
+    """The dims that each head mixes, by index: (B, T, R) and pick (H, P) -> (B, H, T, P)."""
+    picked = x.index_select(-1, pick.flatten())  # (B, T, H*P)
+    return picked.view(x.size(0), x.size(1), pick.size(0), pick.size(1)).transpose(1, 2)
+
+
+def mix_query(query_heads: Tensor, mixing: Tensor, query_bias: Tensor, scale: float) -> Tensor:
+    """Mixed and scaled queries ``(q * mixing + query_bias) * scale``.
+
+    The scale is folded into the small factors in their own precision, so that half-precision scores never
+    exceed what the concatenated heads of stock attention would reach.
+
+    Args:
+        query_heads: (B, H, T, P), or (B, 1, T, P) to mix one shared query for every head.
+        mixing, query_bias: (H, P).
+
+    Returns:
+        (B, H, T, P) in the dtype of ``query_heads``.
+    """
+    mixing = (mixing.float() * scale).to(query_heads.dtype).unsqueeze(1)  # (H, 1, P)
+    query_bias = (query_bias.float() * scale).to(query_heads.dtype).unsqueeze(1)
+    return torch.addcmul(query_bias, query_heads, mixing)
+
+
+def spread_to_shared(per_head: Tensor, pick: Tensor, key_dim: int) -> Tensor:
+    """Mixing over all shared dims: (H, P) values at ``pick`` (H, P) -> (H, R), 0 elsewhere."""
+    shared = torch.zeros(per_head.size(0), key_dim, dtype=per_head.dtype, device=per_head.device)
+    return shared.scatter(1, pick, per_head)
+
+
+def merge_masks(
+    attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], num_heads: int, dtype: torch.dtype
+) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    """One additive mask, and the rows in which nothing is visible.
+
+    Args:
+        attn_mask: (T, S), or (B*H, T, S); floating masks are added, others are True where masked.
+        key_padding_mask: (B, S), non-zero where a key is padding.
+        dtype: of the scores that the mask will be added to.
+
+    Returns:
+        an additive mask that broadcasts to (B, H, T, S), finite in rows that see no key, and a boolean mask of
+        those rows that broadcasts to (B, H, T, 1); None for both when nothing is masked.
+    """
+    mask: Optional[Tensor] = None
+    if attn_mask is not None:
+        if attn_mask.is_floating_point():
+            mask = attn_mask.to(dtype)
+        else:
+            mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill(attn_mask.to(torch.bool), float("-inf"))
+        if mask.dim() == 3:
+            mask = mask.view(-1, num_heads, mask.size(1), mask.size(2))
+        else:
+            mask = mask.view(1, 1, mask.size(0), mask.size(1))
+    if key_padding_mask is not None:
+        padding = key_padding_mask.to(torch.bool)[:, None, None, :]  # (B, S) -> (B, 1, 1, S)
+        if mask is None:
+            mask = torch.zeros_like(padding, dtype=dtype).masked_fill(padding, float("-inf"))
+        else:
+            mask = mask.masked_fill(padding, float("-inf"))
+    if mask is None:
+        return None, None
+    hidden_rows = (mask == float("-inf")).all(dim=-1, keepdim=True)
+    return mask.masked_fill(hidden_rows, 0.0), hidden_rows
+
+
+def attention_scores(query: Tensor, key: Tensor) -> Tensor:
+    """Scores (B, H, T, S) of mixed queries (B, H, T, P) and keys (B, H, S, P).
+
+    Keys that are the same for every head, (B, 1, S, R), make one product ``(H*T, R) x (R, S)`` a sentence.
+    """
+    if key.size(1) == 1 and query.size(1) > 1:
+        batch, heads, length, dims = query.size()
+        scores = torch.bmm(query.reshape(batch, heads * length, dims), key.squeeze(1).transpose(1, 2))
+        return scores.view(batch, heads, length, -1)
+    return torch.matmul(query, key.transpose(2, 3))
+
+
+def attend_with_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Optional[Tensor],
+    hidden_rows: Optional[Tensor],
+    dropout_p: float,
+) -> Tuple[Tensor, Tensor]:
+    """Softmax attention spelled out, in float32 where it matters.
+
+    Args:
+        query: (B, H, T, P), mixed and scaled. key: (B, H, S, P) or (B, 1, S, P). value: (B, H, S, V).
+        mask, hidden_rows: as :func:`merge_masks` returns them.
+        dropout_p: applied to the weights that reach the values, not to those returned.
+
+    Returns:
+        (B, H, T, V), and the weights (B, H, T, S) in float32 (float64 for float64 queries).
+    """
+    scores = attention_scores(query, key)
+    if mask is not None:
+        scores = scores + mask
+    weights = torch.softmax(scores if scores.dtype == torch.float64 else scores.float(), dim=-1)
+    if hidden_rows is not None:
+        weights = weights.masked_fill(hidden_rows, 0.0)
+    probs = weights.to(value.dtype)
+    if dropout_p > 0.0:
+        probs = F.dropout(probs, dropout_p, True)
+    return torch.matmul(probs, value), weights
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Optional[Tensor],
+    hidden_rows: Optional[Tensor],
+    dropout_p: float,
+) -> Tensor:
+    """As :func:`attend_with_weights` without the weights: (B, H, T, V).
+
+    Keys per head go to torch's fused attention, one shared key to one large product.
+    """
+    if key.size(1) == 1 and query.size(1) > 1:
+        out, _ = attend_with_weights(query, key, value, mask, hidden_rows, dropout_p)
+        return out
+    dims, value_dims = query.size(3), value.size(3)
+    if dims < value_dims:
+        # the fused kernels want keys as wide as values, and fall back to a much slower path otherwise
+        query = F.pad(query, (0, value_dims - dims))
+        key = F.pad(key, (0, value_dims - dims))
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p, scale=1.0)
+    if hidden_rows is not None:
+        out = out.masked_fill(hidden_rows, 0.0)
+    return out
+
+
+def default_scale(embed_dim: int, num_heads: int) -> float:
+    """``1 / sqrt(D / H)``: that of uncompressed heads, at every key dim."""
+    return 1.0 / math.sqrt(embed_dim / num_heads)
