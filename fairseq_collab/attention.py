@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_collab import functional
 from fairseq_collab.config import AttentionConfig, AttentionShape, check_attention, resolve_attention
+from fairseq_collab.errors import CollabError
 
 
 class MixingMatrixInit(Enum):
@@ -117,7 +118,7 @@ class CollaborativeAttention(nn.Module):
     ):
         super().__init__()
         if embed_dim % num_heads:
-            raise ValueError(f"embed_dim {embed_dim} must be a multiple of num_heads {num_heads}")
+            raise CollabError(f"The width {embed_dim} does not divide among {num_heads} heads; change one of them.")
         shape = AttentionShape(embed_dim, num_heads, 1)
         self.mixing_init = MixingMatrixInit.of(mixing_init).name.lower()
         config = resolve_attention(
@@ -191,6 +192,40 @@ class CollaborativeAttention(nn.Module):
             with torch.no_grad():
                 self.mixing.copy_(initial_mixing(MixingMatrixInit.of(self.mixing_init), self.pick, self.key_dim))
                 self.query_bias.zero_()
+
+    @torch.no_grad()
+    def to_concatenated(self) -> dict[str, Tensor]:
+        """The projections of ordinary attention heads that compute exactly the same scores.
+
+        A head that mixes P <= K dims is an ordinary head whose query rows are ``Wq[pick[h]] * mixing[h]`` and whose
+        key rows are ``Wk[pick[h]]``, padded with zeros to K; ordinary attention scales by ``1 / sqrt(K)``.
+
+        Returns:
+            ``q_proj.weight`` (H*K, D), ``q_proj.bias``, ``k_proj.weight`` (H*K, kdim) and ``k_proj.bias``, in float32
+            or wider.
+
+        Raises:
+            CollabError: a head mixes more than K dims, so that no ordinary head of the stock width equals it.
+        """
+        if self.mixing is None or self.query_bias is None:
+            raise CollabError("These heads are concatenated already.")
+        if self.mix_dim > self.head_dim:
+            raise CollabError(
+                f"Heads that mix {self.mix_dim} shared dims do not fit ordinary heads of {self.head_dim} dims; only "
+                f"mix dims up to {self.head_dim} can be exported exactly."
+            )
+        wide = torch.promote_types(self.q_proj.weight.dtype, torch.float32)
+        scale = self.scale / functional.default_scale(self.embed_dim, self.num_heads)
+        q_weight = self.q_proj.weight.to(wide)[self.pick] * self.mixing.to(wide).unsqueeze(-1) * scale  # (H, P, D)
+        q_bias = self.query_bias.to(wide) * scale  # (H, P)
+        k_weight = self.k_proj.weight.to(wide)[self.pick]  # (H, P, kdim)
+        missing = self.head_dim - self.mix_dim
+        return {
+            "q_proj.weight": nn.functional.pad(q_weight, (0, 0, 0, missing)).flatten(0, 1),
+            "q_proj.bias": nn.functional.pad(q_bias, (0, missing)).flatten(),
+            "k_proj.weight": nn.functional.pad(k_weight, (0, 0, 0, missing)).flatten(0, 1),
+            "k_proj.bias": torch.zeros(self.embed_dim, dtype=wide, device=q_weight.device),
+        }
 
     def extra_repr(self) -> str:
         text = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, key_dim={self.key_dim}"

@@ -90,7 +90,9 @@ class CollabConfig:
             raise CollabError(f"{source} has version {data['version']}; this release reads version {JSON_VERSION}.")
         unknown = set(data) - {"format", "version", *ATTENTIONS}
         if unknown:
-            raise CollabError(f"{source} has the unknown entry {sorted(unknown)[0]!r}; known are {', '.join(ATTENTIONS)}.")
+            raise CollabError(
+                f"{source} has the unknown entry {sorted(unknown)[0]!r}; known are {', '.join(ATTENTIONS)}."
+            )
         found = {}
         for name in ATTENTIONS:
             given = data.get(name)
@@ -124,14 +126,18 @@ class CollabConfig:
 def _read_attention(entry: Any, shape: AttentionShape, where: str) -> AttentionConfig:
     known = {field.name for field in fields(AttentionConfig)}
     if not isinstance(entry, dict):
-        raise CollabError(f"{where} must be an object such as {{\"key_dim\": 64}}, not {entry!r}.")
+        raise CollabError(f'{where} must be an object such as {{"key_dim": 64}}, not {entry!r}.')
     unknown = set(entry) - known
     if unknown:
-        raise CollabError(f"{where} has the unknown entry {sorted(unknown)[0]!r}; known are {', '.join(sorted(known))}.")
+        raise CollabError(
+            f"{where} has the unknown entry {sorted(unknown)[0]!r}; known are {', '.join(sorted(known))}."
+        )
     for key in ("key_dim", "mix_dim"):
         if entry.get(key) is not None and type(entry[key]) is not int:
             raise CollabError(f"{where}: {key} must be a whole number, not {entry[key]!r}.")
     collaborative = entry.get("collaborative", True)
+    if not isinstance(collaborative, bool):
+        raise CollabError(f"{where}: collaborative must be true or false, not {collaborative!r}.")
     return resolve_attention(
         shape,
         collaborative=collaborative,
@@ -200,7 +206,8 @@ def check_attention(config: AttentionConfig, shape: AttentionShape, name: str, l
         raise CollabError(f"The mixing init of {where} is {config.mixing_init!r}; known are {', '.join(INITS)}.")
     if mix_dim < 1 or mix_dim > key_dim:
         raise CollabError(
-            f"The mix dim of {where} is {mix_dim}; a head can mix 1 to {key_dim} of its {key_dim} shared dims (--mix-dim)."
+            f"The mix dim of {where} is {mix_dim}; a head can mix 1 to {key_dim} of the {key_dim} shared "
+            "dims (--mix-dim)."
         )
     if layout == "dense" and mix_dim != key_dim:
         raise CollabError(

@@ -46,8 +46,8 @@ def mix_query(query_heads: Tensor, mixing: Tensor, query_bias: Tensor, scale: fl
     Returns:
         (B, H, T, P) in the dtype of ``query_heads``.
     """
-    mixing = (mixing.float() * scale).to(query_heads.dtype).unsqueeze(1)  # (H, 1, P)
-    query_bias = (query_bias.float() * scale).to(query_heads.dtype).unsqueeze(1)
+    mixing = (mixing * scale).to(query_heads.dtype).unsqueeze(1)  # (H, 1, P)
+    query_bias = (query_bias * scale).to(query_heads.dtype).unsqueeze(1)
     return torch.addcmul(query_bias, query_heads, mixing)
 
 

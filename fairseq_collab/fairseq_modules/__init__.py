@@ -1,1 +1,1 @@
-"""The attention behind fairseq's interfaces: modules, layers, encoder and decoder. Imports fairseq; registers nothing."""
+"""The attention behind fairseq's interfaces: modules, layers, encoder, decoder. Registers nothing."""

@@ -19,6 +19,8 @@ from fairseq_collab import functional
 from fairseq_collab.attention import CollaborativeAttention
 from fairseq_collab.errors import CollabError
 
+CANNOT_PRUNE = "Collaborative heads share their keys and cannot be pruned; choose a smaller --key-dim instead."
+
 
 @with_incremental_state
 class CollaborativeMultiheadAttention(CollaborativeAttention):
@@ -80,10 +82,10 @@ class CollaborativeMultiheadAttention(CollaborativeAttention):
         self.beam_size = beam_size
 
     def _get_reserve_head_index(self, num_heads_to_keep: int):
-        raise CollabError("Collaborative heads share their keys and cannot be pruned; choose a smaller key dim instead.")
+        raise CollabError(CANNOT_PRUNE)
 
     def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]):
-        raise CollabError("Collaborative heads share their keys and cannot be pruned; choose a smaller key dim instead.")
+        raise CollabError(CANNOT_PRUNE)
 
     def _active_dropout(self) -> float:
         return self.dropout if self.training or self.dropout_module.apply_during_inference else 0.0
@@ -214,9 +216,7 @@ class CollaborativeMultiheadAttention(CollaborativeAttention):
         saved_state["prev_key_padding_mask"] = key_padding_mask
         return k, v, key_padding_mask
 
-    def _join_padding(
-        self, earlier: Tensor | None, new: Tensor | None, batch: int, src_len: int
-    ) -> Tensor | None:
+    def _join_padding(self, earlier: Tensor | None, new: Tensor | None, batch: int, src_len: int) -> Tensor | None:
         """One (N, S) mask of earlier and new steps; steps without a mask are not padding."""
         if earlier is None and new is None:
             return None

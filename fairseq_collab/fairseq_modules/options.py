@@ -40,9 +40,7 @@ def add_flags(parser: Any) -> None:
         "concatenated ones (default: a quarter of the model width for collaborative heads, all of it for others)",
     )
     for name in ATTENTIONS:
-        parser.add_argument(
-            f"--{name}-key-dim", type=int, metavar="N", help=f"--key-dim of the {name} attention alone"
-        )
+        parser.add_argument(f"--{name}-key-dim", type=int, metavar="N", help=f"--key-dim of the {name} attention alone")
     parser.add_argument(
         "--mix-dim",
         type=int,

@@ -28,9 +28,7 @@ class CollaborativeTransformerEncoderLayer(TransformerEncoderLayerBase):
         seed: of picked mixing.
     """
 
-    def __init__(
-        self, cfg: Any, return_fc: bool = False, attention: AttentionConfig | None = None, seed: int = 0
-    ):
+    def __init__(self, cfg: Any, return_fc: bool = False, attention: AttentionConfig | None = None, seed: int = 0):
         self.attention_config = attention
         self.attention_seed = seed
         super().__init__(cfg, return_fc)
@@ -80,9 +78,7 @@ class CollaborativeTransformerDecoderLayer(TransformerDecoderLayerBase):
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> nn.Module:
         if is_stock(self.attention_config, embed_dim):
-            return super().build_self_attention(
-                embed_dim, cfg, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn
-            )
+            return super().build_self_attention(embed_dim, cfg, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn)
         return CollaborativeMultiheadAttention.from_config(
             self.attention_config,
             embed_dim,

@@ -54,9 +54,7 @@ class TransformerCollabModel(TransformerModel):
 
     @classmethod
     def build_decoder(cls, args: Any, tgt_dict: Any, embed_tokens: Any) -> CollaborativeTransformerDecoder:
-        return CollaborativeTransformerDecoder(
-            args, tgt_dict, embed_tokens, no_encoder_attn=args.no_cross_attention
-        )
+        return CollaborativeTransformerDecoder(args, tgt_dict, embed_tokens, no_encoder_attn=args.no_cross_attention)
 
 
 PRESETS = {
