@@ -20,7 +20,7 @@ def allow_fairseq_checkpoints() -> None:
         return
     add_safe_globals([argparse.Namespace, numpy.ndarray, numpy.dtype])
     add_safe_globals(list({type(numpy.dtype(code)) for code in _PLAIN_DTYPES}))
-    multiarray = numpy._core.multiarray if hasattr(numpy, "_core") else numpy.core.multiarray
+    multiarray = numpy.core.multiarray if numpy.__version__.startswith("1.") else numpy._core.multiarray
     functions = [multiarray._reconstruct, multiarray.scalar]
     add_safe_globals(functions)
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6):

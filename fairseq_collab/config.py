@@ -303,6 +303,14 @@ def resolve_flags(args: Any, shapes: Mapping[str, AttentionShape]) -> CollabConf
     for name in ("key_dim", "mix_dim", *(f"{name}_key_dim" for name in ATTENTIONS)):
         if flag(name) is not None and flag(name) < 1:
             raise CollabError(f"--{name.replace('_', '-')} is {flag(name)}; it must be at least 1.")
+    for name in ATTENTIONS:
+        if name not in shapes and flag(f"{name}_key_dim") is not None:
+            raise CollabError(f"--{name}-key-dim is given, but this model has no {name} attention; leave it out.")
+    if heads and not heads & set(shapes):
+        raise CollabError(
+            f"--collaborative-heads names none of the attentions that this model has, {', '.join(shapes)}; "
+            "name one of them, or none for an ordinary model."
+        )
     if flag("mix_layout") is not None and flag("mix_layout") not in LAYOUTS:
         raise CollabError(f"--mix-layout is {flag('mix_layout')!r}; known are {', '.join(LAYOUTS)}.")
     if flag("mixing_init") is not None and flag("mixing_init") not in INITS:

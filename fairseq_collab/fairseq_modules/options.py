@@ -91,10 +91,22 @@ def preset(stock: Callable[[Any], Any]) -> Callable[[Any], None]:
     return fill
 
 
-def kept_layers(args: Any, side: str) -> Any:
-    """The layers that ``--{side}-layers-to-keep`` names, or None."""
+def kept_layers(args: Any, side: str, layers: int) -> list[int] | None:
+    """The layers that ``--{side}-layers-to-keep`` names, in the order in which fairseq keeps them, or None.
+
+    Raises:
+        CollabError: something else than numbers of some of the ``layers`` layers.
+    """
     text = getattr(args, f"{side}_layers_to_keep", None)
-    return [int(part) for part in str(text).split(",")] if text else None
+    if not text:
+        return None
+    parts = [part.strip() for part in str(text).split(",")]
+    if not all(part.isdecimal() and int(part) < layers for part in parts):
+        raise CollabError(
+            f"--{side}-layers-to-keep is {text!r}; it takes numbers from 0 to {layers - 1}, the layers of this model, "
+            "joined by ','."
+        )
+    return sorted(int(part) for part in parts)
 
 
 def build_with_config(
@@ -119,15 +131,12 @@ def build_with_config(
     with open_dict(args) if isinstance(args, DictConfig) else nullcontext():
         architecture(args)
     options = Namespace(**OmegaConf.to_container(args)) if isinstance(args, DictConfig) else Namespace(**vars(args))
-    kept = {side: kept_layers(options, side) for side in ("encoder", "decoder")}
     shapes = dict(find_shapes(options))
     config = resolve_flags(options, shapes)
-    for name in shapes:
-        layers = kept["encoder" if name == "encoder" else "decoder"]
-        if layers is not None:
-            if not all(0 <= layer < shapes[name].layers for layer in layers):
-                raise CollabError(f"--{name}-layers-to-keep names a layer beyond the {shapes[name].layers} there are.")
-            config = config.keep_layers(name, layers)
+    for name, shape in shapes.items():
+        kept = kept_layers(options, "encoder" if name == "encoder" else "decoder", shape.layers)
+        if kept is not None:
+            config = config.keep_layers(name, kept)
     options.collab = config
     model = build(options)
     del options.collab

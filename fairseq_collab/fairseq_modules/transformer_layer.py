@@ -11,6 +11,10 @@ from torch import nn
 from fairseq_collab.config import AttentionConfig
 from fairseq_collab.fairseq_modules.multihead_attention import CollaborativeMultiheadAttention
 
+FASTPATH_COPIES = tuple(
+    f"{module}_{kind}" for module in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")
+)
+
 
 def is_stock(config: AttentionConfig | None, embed_dim: int) -> bool:
     """Whether fairseq's own attention is what ``config`` describes."""
@@ -29,25 +33,29 @@ class CollaborativeTransformerEncoderLayer(TransformerEncoderLayerBase):
     """
 
     def __init__(self, cfg: Any, return_fc: bool = False, attention: AttentionConfig | None = None, seed: int = 0):
-        self.attention_config = attention
-        self.attention_seed = seed
         super().__init__(cfg, return_fc)
-        # the inference fast path of fairseq 0.12.2 reads q_proj and computes concatenated heads with it
+        if not is_stock(attention, self.embed_dim):
+            # afterwards, because fairseq 0.12.2 measures the attention that it builds
+            self.self_attn = CollaborativeMultiheadAttention.from_config(
+                attention,
+                self.embed_dim,
+                cfg.encoder.attention_heads,
+                dropout=cfg.attention_dropout,
+                self_attention=True,
+                q_noise=self.quant_noise,
+                qn_block_size=self.quant_noise_block_size,
+                seed=seed,
+            )
+        # the inference fast path of fairseq 0.12.2 computes concatenated heads from copies of the weights
         self.can_use_fastpath = False
+        for name in FASTPATH_COPIES:
+            self._parameters.pop(name, None)
 
-    def build_self_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
-        if is_stock(self.attention_config, embed_dim):
-            return super().build_self_attention(embed_dim, cfg)
-        return CollaborativeMultiheadAttention.from_config(
-            self.attention_config,
-            embed_dim,
-            cfg.encoder.attention_heads,
-            dropout=cfg.attention_dropout,
-            self_attention=True,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
-            seed=self.attention_seed,
-        )
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        """Loads without the copies that fairseq 0.12.2 makes and stores for its fast path."""
+        for name in FASTPATH_COPIES:
+            state_dict.pop(prefix + name, None)
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
 
 class CollaborativeTransformerDecoderLayer(TransformerDecoderLayerBase):

@@ -68,7 +68,14 @@ class TransformerLanguageModelCollab(stock_lm.TransformerLanguageModel):
         return build_with_config(args, base_lm_architecture, lm_shapes, build)
 
 
-base_lm_architecture = preset(stock_lm.base_lm_architecture)
+def _stock_defaults(args: Any) -> None:
+    """The defaults of ``transformer_lm`` itself: unlike its presets, it does not insist on normalising before."""
+    normalize_before = getattr(args, "decoder_normalize_before", None)
+    stock_lm.base_lm_architecture(args)
+    args.decoder_normalize_before = bool(normalize_before)
+
+
+base_lm_architecture = preset(_stock_defaults)
 register_model_architecture("transformer_lm_collab", "transformer_lm_collab")(base_lm_architecture)
 for stock_name, stock_model in list(ARCH_MODEL_NAME_REGISTRY.items()):
     if stock_model == "transformer_lm" and stock_name != "transformer_lm":

@@ -1,0 +1,52 @@
+"""The command line ``python -m data_prep CORPUS ...``: subcommands, error sentences and exit codes.
+
+A corpus is a module of this package with ``HELP`` (one line), ``add_arguments(parser)`` and ``prepare(args)``; to
+add one, name it in `CORPORA`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from fairseq_collab.errors import CollabError
+
+CORPORA = ("homeassistant",)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line, with one subcommand per corpus."""
+    parser = argparse.ArgumentParser(prog="python -m data_prep", description="Prepare a corpus for fairseq.")
+    subparsers = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
+    for name in CORPORA:
+        module = importlib.import_module(f"data_prep.{name}")
+        subparser = subparsers.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(subparser)
+        subparser.set_defaults(prepare=module.prepare)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one preparation; 0 when all is there, 1 after a sentence on standard error, 130 when interrupted."""
+    args = build_parser().parse_args(argv)
+    prog = f"data_prep {args.corpus}"
+    try:
+        args.prepare(args)
+    except (CollabError, OSError) as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted; the same command continues with the first unfinished step", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

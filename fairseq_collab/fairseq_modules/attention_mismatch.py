@@ -1,0 +1,136 @@
+"""Which attentions a state dict holds, and the sentence for a checkpoint that does not fit the model.
+
+Only names and shapes are looked at. An attention `PREFIX` is collaborative when the state dict has `PREFIX.mixing`
+(H, P) and `PREFIX.query_bias` beside `PREFIX.q_proj.weight` (R, D), with picked mixing when there is `PREFIX.pick` too.
+It is concatenated when there is `PREFIX.q_proj.bias` or, in checkpoints of old fairseq versions,
+`PREFIX.in_proj_weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from fairseq_collab.errors import CollabError
+
+
+class AttentionShape(NamedTuple):
+    """`key_dim` is R, or H*K of concatenated heads; `mix_dim` is P, or None for concatenated heads."""
+
+    key_dim: int
+    mix_dim: int | None
+    picked: bool = False
+
+    @property
+    def collaborative(self) -> bool:
+        """Whether the heads share their keys."""
+        return self.mix_dim is not None
+
+    @property
+    def mix_layout(self) -> str | None:
+        """The layout that `--mix-layout` would name; None for concatenated heads."""
+        if not self.collaborative:
+            return None
+        return "picked" if self.picked else "dense" if self.mix_dim == self.key_dim else "window"
+
+
+def attention_shapes(state_dict: Mapping[str, Any]) -> dict[str, AttentionShape]:
+    """The attentions in `state_dict` by prefix, e.g. `decoder.layers.0.encoder_attn`."""
+    found = {}
+    for name, tensor in state_dict.items():
+        prefix, _, rest = name.rpartition(".")
+        if rest == "mixing" and f"{prefix}.query_bias" in state_dict:
+            weight = state_dict.get(f"{prefix}.q_proj.weight")
+            if weight is not None:
+                found[prefix] = AttentionShape(weight.shape[0], tensor.shape[1], f"{prefix}.pick" in state_dict)
+        elif rest == "bias" and prefix.endswith(".q_proj"):
+            found[prefix.removesuffix(".q_proj")] = AttentionShape(tensor.shape[0], None)
+        elif rest == "in_proj_weight":
+            found[prefix] = AttentionShape(tensor.shape[0] // 3, None)
+    return found
+
+
+def attention_type(prefix: str) -> str:
+    """`encoder`, `cross` or `decoder`: the name that `--collaborative-heads` uses."""
+    if prefix.endswith("encoder_attn"):
+        return "cross"
+    encoder = prefix.startswith("encoder.") or ".sentence_encoder." in prefix or ".encoder." in prefix
+    return "encoder" if encoder else "decoder"
+
+
+def check_attentions(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raise CollabError when the attentions of two state dicts, of a checkpoint and of a model, cannot be matched.
+
+    Prefixes that only one of them has are left to torch's own report.
+    """
+    theirs, ours = attention_shapes(checkpoint), attention_shapes(model)
+    common = [prefix for prefix in ours if prefix in theirs]
+    kinds = [prefix for prefix in common if theirs[prefix].collaborative != ours[prefix].collaborative]
+    if kinds:
+        raise CollabError(_kind_sentence(kinds, theirs, ours))
+    for field, name in (("key_dim", "key dim"), ("mix_dim", "mix dim"), ("mix_layout", "mix layout")):
+        wrong = [prefix for prefix in common if getattr(theirs[prefix], field) != getattr(ours[prefix], field)]
+        if wrong:
+            first = wrong[0]
+            raise CollabError(
+                f"{name} is {getattr(theirs[first], field)} in the checkpoint and {getattr(ours[first], field)} "
+                f"in the model at {_where(wrong)}: {_dim_advice(field, theirs)}"
+            )
+
+
+def _where(prefixes: list[str]) -> str:
+    more = len(prefixes) - 1
+    return prefixes[0] + (f" and {more} more attention{'s' * (more > 1)}" if more else "")
+
+
+def _kind_sentence(wrong: list[str], checkpoint: dict[str, AttentionShape], model: dict[str, AttentionShape]) -> str:
+    collaborative = [prefix for prefix, shape in checkpoint.items() if shape.collaborative]
+    model_is_stock = not any(shape.collaborative for shape in model.values())
+    theirs = "collaborative" if checkpoint[wrong[0]].collaborative else "concatenated"
+    ours = "concatenated" if theirs == "collaborative" else "collaborative"
+    start = f"the checkpoint has {theirs} heads and the model {ours} heads at {_where(wrong)}: "
+    if not collaborative:
+        return start + (
+            "convert the checkpoint with `fairseq-collab-convert --path IN.pt --output OUT.pt --key-dim R`, "
+            "or build the model with --collaborative-heads none"
+        )
+    if model_is_stock:
+        return start + (
+            "convert the checkpoint with `fairseq-collab-convert --to-concatenated --path IN.pt --output OUT.pt`, "
+            "or load it into one of the architectures with `collab` in their names"
+        )
+    types = [name for name in ("encoder", "cross", "decoder") if name in map(attention_type, collaborative)]
+    return start + f"repeat its --collaborative-heads {'_'.join(types)}"
+
+
+def _dim_advice(field: str, shapes: dict[str, AttentionShape]) -> str:
+    """The flag that builds a model with the dims of `shapes`."""
+    if field != "key_dim":
+        values = {getattr(shape, field) for shape in shapes.values() if shape.collaborative}
+        flag = f"--{field.replace('_', '-')}"
+        return f"give {flag} {values.pop()}" if len(values) == 1 else "give the checkpoint itself to --collab-config"
+    if len(dims := _distinct(shapes.values())) == 1:
+        return f"give --key-dim {dims.pop()}"
+    flags = []
+    for name in ("encoder", "cross", "decoder"):
+        dims = _distinct(shape for prefix, shape in shapes.items() if attention_type(prefix) == name)
+        if len(dims) > 1:
+            return "give the checkpoint itself to --collab-config"
+        flags += [f"--{name}-key-dim {dim}" for dim in dims]
+    return "give " + " ".join(flags)
+
+
+def _distinct(shapes: Iterable[AttentionShape]) -> set[int]:
+    return {shape.key_dim for shape in shapes}
+
+
+def load_state_dict(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stock lists every missing and unexpected name, which says nothing about what to do."""
+
+    def load(self, state_dict, strict=True, model_cfg=None, *args, **kwargs):
+        renumbers_layers = any(getattr(model_cfg, f"{side}_layers_to_keep", None) for side in ("encoder", "decoder"))
+        if not renumbers_layers:
+            check_attentions(state_dict, self.state_dict())
+        return stock(self, state_dict, strict, model_cfg, *args, **kwargs)
+
+    return load

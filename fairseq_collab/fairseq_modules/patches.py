@@ -1,0 +1,250 @@
+"""Everything that the plugin changes in fairseq itself, in one list: `install()` puts it in place.
+
+checkpoint_utils.load_checkpoint_to_cpu   stock: torch's exception for a damaged or refused file
+                                          here: the file, why, and the newest readable one beside it
+checkpoint_utils.torch_persistent_save    stock: tries again into the half-written file
+                                          here: every attempt writes a new file
+PathManager.copy                          stock: overwrites checkpoint_last.pt in place
+                                          here: a temporary file, then a rename
+BaseFairseqModel.load_state_dict          stock: lists of missing names
+                                          here: the converter, or the flag to give
+interactive.make_batches                  stock: an over-long line ends the run (also in translate() of hub models)
+                                          here: the line is cut, with a warning
+Dictionary.add_from_file                  stock: FileNotFoundError
+data_utils.infer_language_pair            stock: FileNotFoundError or a bare Exception
+                                          here: what the data folder lacks
+data_utils.batch_by_size                  stock: leaves out a last batch that is no multiple of 8
+                                          here: keeps it, so no test sentence is lost
+FairseqTask.get_batch_iterator            stock: a resumed run puts other sentences together than the one it resumes
+                                          here: the same batches, so the loss curve goes on
+sys.excepthook                            stock: a traceback
+                                          here: one line for a CollabError
+
+A name that the installed fairseq does not have is passed over. What concerns one file or one state dict is written in
+`checkpoint_files.py` and `attention_mismatch.py`; nothing about the attention itself lives here.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fairseq_collab.errors import CollabError
+from fairseq_collab.fairseq_modules import attention_mismatch, checkpoint_files
+
+logger = logging.getLogger(__name__)
+
+TRACEBACK_VARIABLE = "FAIRSEQ_COLLAB_TRACEBACK"
+_MARK = "_fairseq_collab_stock"
+
+
+def install() -> None:
+    """Put every patch of the list above in place. Calling it again changes nothing."""
+    from fairseq import checkpoint_utils, hub_utils
+    from fairseq.data import Dictionary, data_utils
+    from fairseq.file_io import PathManager
+    from fairseq.models import BaseFairseqModel
+    from fairseq.tasks import FairseqTask
+
+    _patch(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint_files.load_checkpoint_to_cpu)
+    _patch(checkpoint_utils, "torch_persistent_save", checkpoint_files.torch_persistent_save)
+    _patch(PathManager, "copy", checkpoint_files.copy, static=True)
+    _patch(BaseFairseqModel, "load_state_dict", attention_mismatch.load_state_dict)
+    _patch(Dictionary, "add_from_file", _add_from_file)
+    _patch(data_utils, "infer_language_pair", _infer_language_pair)
+    _patch(data_utils, "batch_by_size", _batch_by_size)
+    _patch(FairseqTask, "get_batch_iterator", _get_batch_iterator)
+    _patch(getattr(hub_utils, "GeneratorHubInterface", None), "_build_batches", _build_batches)
+    for module in ("fairseq_cli.interactive", "__main__", "__mp_main__"):
+        if hasattr(sys.modules.get(module), "buffered_read"):
+            _patch(sys.modules[module], "make_batches", _make_batches)
+    if not hasattr(sys.excepthook, _MARK):
+        sys.excepthook = _marked(_excepthook(sys.excepthook), sys.excepthook)
+
+
+def _patch(owner: Any, name: str, wrap: Callable[[Callable], Callable], static: bool = False) -> None:
+    """Replace `owner.name`, where `owner` itself defines it, by `wrap(owner.name)`, once."""
+    if owner is None or name not in vars(owner):
+        return
+    stock = getattr(owner, name)
+    if not hasattr(stock, _MARK):
+        wrapped = _marked(functools.wraps(stock)(wrap(stock)), stock)
+        setattr(owner, name, staticmethod(wrapped) if static else wrapped)
+
+
+def _marked(function: Callable, stock: Callable) -> Callable:
+    setattr(function, _MARK, stock)
+    return function
+
+
+def _add_from_file(stock: Callable) -> Callable:
+    """Stock: `FileNotFoundError`, from wherever a task asks for its dictionary."""
+
+    def add_from_file(self, f):
+        try:
+            return stock(self, f)
+        except FileNotFoundError as error:
+            folder, name = os.path.split(os.path.abspath(f))
+            raise CollabError(
+                f"no dictionary {name} in data folder {folder} ({_contents(folder)}): give a folder that "
+                "fairseq-preprocess wrote, and the languages and the task it was written for"
+            ) from error
+
+    return add_from_file
+
+
+def _contents(folder: str) -> str:
+    if not os.path.isdir(folder):
+        return "there is no such folder"
+    dictionaries = sorted(name for name in os.listdir(folder) if re.fullmatch(r"dict\.(.+\.)?txt", name))
+    return "it has " + (", ".join(dictionaries) if dictionaries else "no dictionary at all")
+
+
+def _infer_language_pair(stock: Callable) -> Callable:
+    """Stock: `FileNotFoundError` without a folder, (None, None) and a bare `Exception` without binarised data."""
+
+    def infer_language_pair(path):
+        if not os.path.isdir(path) and "://" not in str(path):
+            raise CollabError(f"there is no data folder {os.path.abspath(path)}: make it with fairseq-preprocess")
+        pair = stock(path)
+        if pair[0] is None:
+            raise CollabError(
+                f"the languages are unknown: {os.path.abspath(path)} has no files like train.de-en.de.bin; give a "
+                "folder that fairseq-preprocess wrote, or --source-lang and --target-lang"
+            )
+        return pair
+
+    return infer_language_pair
+
+
+def _batch_by_size(stock: Callable) -> Callable:
+    """Stock: `--required-batch-size-multiple` (8 by default) is documented as "less than N or a multiple of N", but
+    a last batch that is no multiple is thrown away: training, validation and `fairseq-generate` never see up to seven
+    of the longest sentences, and a set of fewer than eight has no batch at all."""
+
+    def batch_by_size(indices, *args, fixed_shapes=None, **kwargs):
+        batches = stock(indices, *args, fixed_shapes=fixed_shapes, **kwargs)
+        if fixed_shapes is None:
+            batched = sum(len(batch) for batch in batches)
+            rest = list(indices[batched:])
+            batches = [*batches, rest] if rest else batches
+        return batches
+
+    return batch_by_size
+
+
+def _get_batch_iterator(stock: Callable) -> Callable:
+    """Stock makes the batches of a data set once, with the number of the epoch in the seed, and keeps them for all
+    epochs that follow: a run that is resumed in epoch 5 makes those of epoch 5 where the run before had those of
+    epoch 1, so in a resumed epoch some sentences are seen twice and others not at all."""
+
+    def get_batch_iterator(self, dataset, *args, **kwargs):
+        epoch = kwargs.get("epoch", 1)
+        kept_for_all_epochs = self.can_reuse_epoch_itr(dataset) and not (
+            kwargs.get("disable_iterator_cache") or kwargs.get("update_epoch_batch_itr")
+        )
+        if not kept_for_all_epochs or epoch <= 1 or dataset in self.dataset_to_epoch_iter:
+            return stock(self, dataset, *args, **kwargs)
+        iterator = stock(self, dataset, *args, **{**kwargs, "epoch": 1})
+        iterator.epoch = epoch
+        dataset.set_epoch(epoch)
+        return iterator
+
+    return get_batch_iterator
+
+
+def _source_limit(max_positions: Any, max_tokens: int | None = None) -> float:
+    """The most source tokens (with the end mark) that one line may have."""
+    limit = max_positions[0] if isinstance(max_positions, (tuple, list)) else max_positions
+    return min(float("inf") if bound is None else bound for bound in (limit, max_tokens))
+
+
+def _cut(tokens: Iterable[Any], limit: float) -> list[Any]:
+    """`tokens` (a list of 1-D tensors, each with its end mark last), none of them longer than `limit`."""
+    lines = []
+    for number, line in enumerate(tokens):
+        if torch.is_tensor(line) and line.dim() == 1 and line.numel() > limit:
+            logger.warning(
+                "line %d of the batch has %d tokens and the model takes %d: the rest of the line is left out",
+                *(number + 1, line.numel(), limit),
+            )
+            line = torch.cat([line[: int(limit) - 1], line[-1:]])
+        lines.append(line)
+    return lines
+
+
+class _CuttingTask:
+    """A task whose interactive lines are no longer than `limit` tokens."""
+
+    def __init__(self, task: Any, limit: float):
+        self._task, self._limit = task, limit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def get_interactive_tokens_and_lengths(self, lines, encode_fn):
+        tokens, lengths = self._task.get_interactive_tokens_and_lengths(lines, encode_fn)
+        tokens = _cut(tokens, self._limit)
+        return tokens, [t.numel() if torch.is_tensor(t) else n for t, n in zip(tokens, lengths, strict=True)]
+
+
+def _make_batches(stock: Callable) -> Callable:
+    """Stock: `Exception: Size of sample #0 is invalid`, and the lines after it are never translated."""
+
+    def make_batches(lines, cfg, task, max_positions, encode_fn):
+        if not cfg.dataset.skip_invalid_size_inputs_valid_test:
+            task = _CuttingTask(task, _source_limit(max_positions, cfg.dataset.max_tokens))
+        return stock(lines, cfg, task, max_positions, encode_fn)
+
+    return make_batches
+
+
+def _build_batches(stock: Callable) -> Callable:
+    """Stock: as in `make_batches`, for `from_pretrained(...).translate(...)`."""
+
+    def build_batches(self, tokens, skip_invalid_size_inputs):
+        if not skip_invalid_size_inputs:
+            tokens = _cut(tokens, _source_limit(self.max_positions, self.cfg.dataset.max_tokens))
+        return stock(self, tokens, skip_invalid_size_inputs)
+
+    return build_batches
+
+
+def _excepthook(previous: Callable) -> Callable:
+    """One line for a mistake of the user's, the previous hook for everything else."""
+
+    def excepthook(kind, error, traceback):
+        sentence = user_error(error)
+        if sentence is None or os.environ.get(TRACEBACK_VARIABLE, "0") not in ("", "0"):
+            previous(kind, error, traceback)
+        else:
+            sys.stdout.flush()
+            print(f"fairseq_collab: error: {sentence}", file=sys.stderr, flush=True)
+
+    return excepthook
+
+
+def user_error(error: BaseException | None) -> str | None:
+    """The sentence of the CollabError that `error` is, was caused by, or reports from a spawned process; else None.
+
+    fairseq answers whatever goes wrong in `Trainer.load_checkpoint` with a bare `Exception`, so of those the
+    exception that was being handled counts as well.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, CollabError):
+            return str(error)
+        if type(error).__name__ == "ProcessRaisedException":
+            reported = re.findall(r"^(?:[\w.]*\.)?CollabError: (.+)$", str(error), re.MULTILINE)
+            return reported[-1] if reported else None
+        handled = error.__context__ if type(error) is Exception and not error.__suppress_context__ else None
+        error = error.__cause__ or handled
+    return None

@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""Translate a binarised test set with fairseq checkpoints and score the result.
+
+    scripts/evaluate_bleu.py DATA --path checkpoint_best.pt
+    scripts/evaluate_bleu.py DATA --path a.pt:b.pt                  (an ensemble)
+    scripts/evaluate_bleu.py DATA --compare baseline.pt collab.pt   (with the paired bootstrap test)
+    scripts/evaluate_bleu.py --compare a.txt b.txt --ref test.de    (finished translations)
+
+Prints BLEU and chrF of sacreBLEU with their signatures and the speed of decoding. Every sentence of the set counts: a
+source line longer than the model takes is cut and counted, and an empty translation is scored as an empty line.
+Models without collaborative attention are evaluated in the same way. Nothing here trains or prepares data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import sys
+import warnings
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PLUGIN_DIR = ROOT / "fairseq_collab"
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from fairseq_collab.errors import CollabError  # noqa: E402
+
+BOOTSTRAP_SEED = 12345
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of this script."""
+    parser = argparse.ArgumentParser(
+        prog="evaluate_bleu.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", nargs="?", type=Path, metavar="DATA", help="folder that fairseq-preprocess wrote")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--path", metavar="A.pt[:B.pt]", help="checkpoint, or several of them as an ensemble")
+    what.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="two checkpoints (*.pt) or files of translations: scores both and tests B against A",
+    )
+    data = parser.add_argument_group("data")
+    data.add_argument("--gen-subset", default="test", metavar="SPLIT", help="default: %(default)s")
+    data.add_argument("-s", "--source-lang", help="default: the checkpoint's")
+    data.add_argument("-t", "--target-lang", help="default: the checkpoint's")
+    data.add_argument(
+        "--ref",
+        type=Path,
+        metavar="FILE",
+        help="raw references, one a line (default: DATA/../text/SPLIT.LANG if there, else the binarised target side)",
+    )
+    data.add_argument(
+        "--remove-bpe",
+        choices=("sentencepiece", "subword_nmt", "none"),
+        help="how pieces are joined to words (default: as the dictionary's entries look)",
+    )
+    data.add_argument("--detokenizer", choices=("none", "moses"), default="none", help="default: %(default)s")
+    decode = parser.add_argument_group("decoding")
+    decode.add_argument("--user-dir", default=str(PLUGIN_DIR), help="plugin to import (default: fairseq_collab)")
+    decode.add_argument("--beam", type=int, default=5, help="default: %(default)s")
+    decode.add_argument("--lenpen", type=float, default=1.0, help="default: %(default)s")
+    decode.add_argument("--max-len-a", type=float, default=1.2, help="at most A * source length + B tokens (1.2)")
+    decode.add_argument("--max-len-b", type=int, default=10, help="default: %(default)s")
+    decode.add_argument("--max-tokens", type=int, default=4000, help="source tokens a batch (default: %(default)s)")
+    decode.add_argument("--batch-size", type=int, help="sentences a batch (default: by --max-tokens)")
+    decode.add_argument("--model-overrides", default="{}", metavar="DICT", help="options to replace in the checkpoint")
+    decode.add_argument("--cpu", action="store_true", help="do not use a GPU")
+    decode.add_argument("--fp16", action="store_true", help="half precision; needs a GPU")
+    score = parser.add_argument_group("scores and output")
+    score.add_argument("--tokenize", help="sacreBLEU's tokenizer (default: 13a; zh for Chinese)")
+    score.add_argument("--samples", type=int, default=1000, help="bootstrap samples (default: %(default)s)")
+    score.add_argument("--out", type=Path, metavar="DIR", help="write translations and references there")
+    score.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    return parser
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to a temporary file beside `path`, then rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file. Raises CollabError when there is none, or it is not UTF-8."""
+    if not path.is_file():
+        raise CollabError(f"there is no file {path}")
+    try:
+        lines = path.read_bytes().decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise CollabError(f"{path} is not UTF-8 text (byte {error.start}): give a text file") from error
+    return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether an operand of --compare is a checkpoint (or an ensemble), not a file of translations."""
+    return all(part.endswith(".pt") for part in path.split(":"))
+
+
+def find_references(args: argparse.Namespace, target_lang: str, count: int) -> Path | None:
+    """The raw references beside DATA, where `python -m data_prep` puts them, if they have `count` lines."""
+    path = args.data.resolve().parent / "text" / f"{args.gen_subset}.{target_lang}"
+    return path if path.is_file() and len(read_lines(path)) == count else None
+
+
+def translate(path: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Decode one system: `lines`, `references`, where those came from, `langs` and figures."""
+    from decoding import LoadedSystem, build_detokenizer, joining_rule
+
+    system = LoadedSystem(path, args)
+    dictionary = system.task.tgt_dict
+    rule = joining_rule(dictionary.symbols) if args.remove_bpe is None else args.remove_bpe
+    text = system.joined(
+        dictionary, None if rule == "none" else rule, build_detokenizer(args.detokenizer, system.langs)
+    )
+    reference_file = args.ref or find_references(args, system.langs[1], len(system.dataset))
+    references = read_lines(reference_file) if reference_file else system.references(text)
+    if len(references) != len(system.dataset):
+        raise CollabError(
+            f"{reference_file} has {len(references)} lines for {len(system.dataset)} sentences of the set"
+        )
+    lines, figures = system.decode(text, args)
+    source = str(reference_file) if reference_file else "binarised data"
+    return {
+        "path": path,
+        "langs": system.langs,
+        "lines": lines,
+        "references": references,
+        "reference_source": source,
+        **figures,
+    }
+
+
+def metrics_for(args: argparse.Namespace, target_lang: str | None) -> dict[str, Any]:
+    """Fresh sacreBLEU metrics by name."""
+    from sacrebleu.metrics import BLEU, CHRF
+
+    default = "zh" if re.match(r"zh\b|zh_", target_lang or "") else "13a"
+    try:
+        return {"bleu": BLEU(tokenize=args.tokenize or default), "chrf": CHRF()}
+    except (AssertionError, ImportError, KeyError, RuntimeError) as error:
+        raise CollabError(f"sacreBLEU has no usable tokenizer {args.tokenize!r}: {error}") from error
+
+
+def score(system: dict[str, Any], metrics: dict[str, Any]) -> None:
+    """Add `bleu` and `chrf`, each with `score` and `signature`, and the count of empty translations to `system`."""
+    for name, metric in metrics.items():
+        result = metric.corpus_score(system["lines"], [system["references"]])
+        system[name] = {"score": result.score, "signature": metric.get_signature().format(short=False)}
+    system["empty_translations"] = sum(not line for line in system["lines"])
+
+
+def paired_test(systems: list[dict[str, Any]], metrics: dict[str, Any], samples: int) -> dict[str, Any]:
+    """sacreBLEU's paired bootstrap test of the second system against the first, by metric.
+
+    Its p-value counts samples that differ by *more* than the systems do, so for translations that are equal to each
+    other it would be as small as can be; here it is 1.
+    """
+    from sacrebleu.significance import PairedTest
+
+    os.environ["SACREBLEU_SEED"] = str(BOOTSTRAP_SEED)
+    named = [(f"{label}: {system['path']}", system["lines"]) for label, system in zip("AB", systems, strict=True)]
+    labels = {metric.__class__.__name__: name for name, metric in metrics.items()}
+    test = PairedTest(named, dict(metrics), [systems[0]["references"]], test_type="bs", n_samples=samples)
+    signatures, results = test()
+    comparison = {}
+    for title, signature in signatures.items():
+        name = next(short for label, short in labels.items() if title.upper().startswith(label))
+        first, second = results[title]
+        comparison[name] = {
+            "difference": second.score - first.score,
+            "p_value": 1.0 if systems[0]["lines"] == systems[1]["lines"] else second.p_value,
+            "intervals": [[float(result.mean), float(result.ci)] for result in (first, second)],
+            "signature": signature.format(short=False),
+        }
+    return comparison
+
+
+def report(label: str, system: dict[str, Any]) -> str:
+    """What is printed about one system."""
+    lines = [f"{label}{system['path']}"]
+    for name, title in (("bleu", "BLEU"), ("chrf", "chrF2")):
+        lines.append(f"  {title:6}{system[name]['score']:6.2f}   {system[name]['signature']}")
+    if "seconds" in system:
+        lines.append(
+            f"  {system['sentences']:,} sentences in {system['seconds']:.1f} s on {system['device']}: "
+            f"{system['tokens_per_second']:,.0f} tokens/s, {system['sentences_per_second']:,.1f} sentences/s"
+        )
+        lines.append(f"  references: {system['reference_source']}")
+    notes = {
+        "source_lines_cut": "source lines were longer than the model takes and were cut",
+        "unknown_source_tokens": "source tokens are unknown to the dictionary",
+        "empty_translations": "translations are empty (and are scored as such)",
+    }
+    lines += [f"  {system[key]} {note}" for key, note in notes.items() if system.get(key)]
+    return "\n".join(lines)
+
+
+def write_outputs(systems: list[dict[str, Any]], comparison: dict[str, Any] | None, args: argparse.Namespace) -> None:
+    """Write translations, references and figures, each file whole or not at all."""
+    if args.out is not None:
+        write_atomically(args.out / "references.txt", "".join(f"{line}\n" for line in systems[0]["references"]))
+        for number, system in enumerate(systems):
+            name = "translations.txt" if len(systems) == 1 else f"translations.{'AB'[number]}.txt"
+            write_atomically(args.out / name, "".join(f"{line}\n" for line in system["lines"]))
+    if args.json is not None:
+        kept = [{k: v for k, v in system.items() if k not in ("lines", "references")} for system in systems]
+        decoding = {name: getattr(args, name) for name in ("beam", "lenpen", "max_len_a", "max_len_b", "fp16")}
+        figures: dict[str, Any] = {"gen_subset": args.gen_subset, "decoding": decoding, "systems": kept}
+        if comparison is not None:
+            figures["comparison"] = comparison
+        write_atomically(args.json, json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
+
+
+def import_plugin(user_dir: str) -> None:
+    """Import the plugin and, if another one is given, that one as well."""
+    try:
+        from fairseq import utils
+
+        import fairseq_collab.models  # noqa: F401
+    except ImportError as error:
+        raise CollabError(
+            f"fairseq cannot be imported ({error}): use the Python of the environment it is in"
+        ) from error
+    if Path(user_dir).resolve() != PLUGIN_DIR:
+        if not Path(user_dir).is_dir():
+            raise CollabError(f"there is no folder {user_dir} for --user-dir")
+        utils.import_user_module(Namespace(user_dir=user_dir))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Everything after the command line was read."""
+    paths = args.compare or [args.path]
+    if args.compare and is_checkpoint(paths[0]) != is_checkpoint(paths[1]):
+        raise CollabError("--compare takes two checkpoints (*.pt) or two files of translations, not one of each")
+    if is_checkpoint(paths[0]) or not args.compare:
+        import_plugin(args.user_dir)
+        systems = [translate(path, args) for path in paths]
+        if len(systems) == 2 and systems[0]["references"] != systems[1]["references"]:
+            raise CollabError("the two systems have different references: give the raw ones with --ref")
+    else:
+        if args.ref is None:
+            raise CollabError("two files of translations need their references: give --ref FILE")
+        references = read_lines(args.ref)
+        systems = [{"path": path, "lines": read_lines(Path(path)), "references": references} for path in paths]
+        for system in systems:
+            if len(system["lines"]) != len(references):
+                raise CollabError(f"{system['path']} has {len(system['lines'])} lines, {args.ref} {len(references)}")
+    target_lang = systems[0].get("langs", (None, args.target_lang))[1]
+    for system in systems:
+        score(system, metrics_for(args, target_lang))
+    comparison = paired_test(systems, metrics_for(args, target_lang), args.samples) if args.compare else None
+    write_outputs(systems, comparison, args)
+    for number, system in enumerate(systems):
+        print(report(f"{'AB'[number]}: " if args.compare else "", system))
+    for name, result in (comparison or {}).items():
+        print(f"B - A  {name:5}{result['difference']:+6.2f}   p = {result['p_value']:.4f}   {result['signature']}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 when all was scored, 1 after a sentence on standard error."""
+    args = build_parser().parse_args(argv)
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), stream=sys.stderr)
+    try:
+        run(args)
+    except CollabError as error:
+        print(f"evaluate_bleu.py: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Fixtures shared by all tests: toy corpora, and fairseq commands in fresh processes.
+
+Assertions and helpers of one test module only belong in that module.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PLUGIN_DIR = ROOT / "fairseq_collab"
+
+SPLIT_SIZES = {"train": 300, "valid": 30, "test": 30}
+
+
+def _sentences(generator: random.Random, count: int) -> list[list[str]]:
+    words = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"]
+    return [[generator.choice(words) for _ in range(generator.randint(3, 8))] for _ in range(count)]
+
+
+def _translate(words: list[str]) -> list[str]:
+    """The toy language pair: every word has one translation, and the order is reversed."""
+    return [word[::-1] + "x" for word in reversed(words)]
+
+
+def _environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env.update(extra or {})
+    return env
+
+
+@pytest.fixture(scope="session")
+def plugin_dir() -> Path:
+    """The folder to give to `--user-dir`."""
+    return PLUGIN_DIR
+
+
+@pytest.fixture(scope="session")
+def fairseq_env() -> Callable[..., dict[str, str]]:
+    """A function that returns the environment of `run_fairseq`, for tests that start processes themselves."""
+    return _environment
+
+
+@pytest.fixture(scope="session")
+def run_fairseq(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess]:
+    """`run_fairseq("train", DATA, "--arch", ...)` runs that fairseq command in a fresh process.
+
+    Keywords: `check` (fail the test when the exit status is not 0; default), `env` (variables to add),
+    `timeout` (seconds), `input` (text for standard input), `cwd` (default: an empty folder).
+    Standard output and error come back as text in one stream, `stdout`.
+    """
+    default_cwd = tmp_path_factory.mktemp("cwd")
+
+    def run(
+        command: str,
+        *args: object,
+        check: bool = True,
+        env: dict[str, str] | None = None,
+        timeout: float = 300,
+        input: str | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess:
+        module = "fairseq_cli." + command.removeprefix("fairseq-").replace("-", "_")
+        process = subprocess.run(
+            [sys.executable, "-m", module, *map(str, args)],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL if input is None else None,
+            input=input,
+            text=True,
+            encoding="utf-8",
+            env=_environment({"PYTHONIOENCODING": "utf-8", **(env or {})}),
+            cwd=cwd or default_cwd,
+            timeout=timeout,
+        )
+        if check and process.returncode != 0:
+            pytest.fail(f"fairseq {command} ended with status {process.returncode}:\n{process.stdout[-6000:]}")
+        return process
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def toy_translation(tmp_path_factory: pytest.TempPathFactory, run_fairseq) -> Path:
+    """A binarised corpus, languages `src` and `tgt`, one joined dictionary; the raw `train.src` etc. lie beside it."""
+    folder = tmp_path_factory.mktemp("toy_translation")
+    generator = random.Random(0)
+    for split, count in SPLIT_SIZES.items():
+        sentences = _sentences(generator, count)
+        (folder / f"{split}.src").write_text("".join(" ".join(s) + "\n" for s in sentences), encoding="utf-8")
+        (folder / f"{split}.tgt").write_text(
+            "".join(" ".join(_translate(s)) + "\n" for s in sentences), encoding="utf-8"
+        )
+    prefixes = [f"--{split}pref={folder / split}" for split in SPLIT_SIZES]
+    run_fairseq(
+        "preprocess",
+        *("--source-lang", "src", "--target-lang", "tgt", "--joined-dictionary"),
+        *(*prefixes, "--destdir", folder, "--workers", 1),
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy_lm(tmp_path_factory: pytest.TempPathFactory, run_fairseq) -> Path:
+    """A binarised monolingual corpus (`dict.txt`); the raw `train.txt` etc. lie beside it."""
+    folder = tmp_path_factory.mktemp("toy_lm")
+    generator = random.Random(1)
+    for split, count in SPLIT_SIZES.items():
+        sentences = _sentences(generator, count)
+        lines = [" ".join(sorted(sentence)) + "\n" for sentence in sentences]
+        (folder / f"{split}.txt").write_text("".join(lines), encoding="utf-8")
+    prefixes = [f"--{split}pref={folder / split}.txt" for split in SPLIT_SIZES]
+    run_fairseq("preprocess", "--only-source", *prefixes, "--destdir", folder, "--workers", 1)
+    return folder

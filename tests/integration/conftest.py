@@ -1,0 +1,95 @@
+"""Fixtures of the integration tests: fairseq commands in forks, and small models trained once with them.
+
+Corpora and commands in fresh processes are in the `conftest.py` above. The vocabulary of the models here is the joined
+dictionary of `toy_translation`, so that they can be put together.
+"""
+
+import os
+import shutil
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from _tools import DENSE, WINDOW, CommandServer, train_flags
+
+
+@pytest.fixture(scope="session")
+def fairseq(tmp_path_factory: pytest.TempPathFactory, fairseq_env) -> Iterator[CommandServer]:
+    """`fairseq("train", DATA, ...)` runs that command as the console script would and returns a `Finished`."""
+    server = CommandServer(tmp_path_factory.mktemp("commands"), fairseq_env())
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def plugin(plugin_dir: Path) -> None:
+    """The plugin, imported into the process of the tests as fairseq imports it."""
+    from fairseq import utils
+
+    utils.import_user_module(Namespace(user_dir=str(plugin_dir)))
+
+
+@pytest.fixture(scope="session")
+def toy_data(toy_translation: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`toy_translation` whose target side is also a monolingual corpus (`dict.txt`, `train.bin` ...)."""
+    folder = tmp_path_factory.mktemp("data") / "toy"
+    shutil.copytree(toy_translation, folder)
+    shutil.copy(folder / "dict.tgt.txt", folder / "dict.txt")
+    for split in ("train", "valid", "test"):
+        for kind in ("bin", "idx"):
+            os.link(folder / f"{split}.src-tgt.tgt.{kind}", folder / f"{split}.{kind}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def train(fairseq: CommandServer, toy_data: Path, plugin_dir: Path, tmp_path_factory) -> Callable[..., Path]:
+    """`train(NAME, FLAG, ...)` trains a translation model and returns the folder of its checkpoints."""
+
+    def run(name: str, *flags: object) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        fairseq("train", toy_data, "--user-dir", plugin_dir, "--save-dir", folder, *train_flags(), *flags)
+        return folder
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def window_model(train) -> Path:
+    """A folder with `checkpoint10.pt`, `checkpoint20.pt` and `checkpoint_last.pt` of a model with window mixing."""
+    return train("window", *WINDOW, "--max-epoch", 20, "--save-interval", 10)
+
+
+@pytest.fixture(scope="session")
+def dense_model(train) -> Path:
+    """As `window_model`, with dense mixing."""
+    return train("dense", *DENSE, "--max-epoch", 20, "--save-interval", 10)
+
+
+@pytest.fixture(scope="session")
+def generate(fairseq: CommandServer, toy_data: Path, plugin_dir: Path) -> Callable[..., object]:
+    """`generate(CHECKPOINT, FLAG, ...)` translates the test set with fairseq-generate."""
+
+    def run(path: object, *flags: object, check: bool = True):
+        return fairseq(
+            "generate",
+            *(toy_data, "--user-dir", plugin_dir, "--path", path, "--cpu", "--num-workers", 0),
+            *("--required-batch-size-multiple", 1, *flags),
+            check=check,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def load(plugin, toy_data: Path) -> Callable[..., list]:
+    """`load(CHECKPOINT, ...)` returns the models of these checkpoints in eval mode; keywords override their options."""
+    from fairseq import checkpoint_utils
+
+    def run(*paths: Path, **overrides: object) -> list:
+        models, _, _ = checkpoint_utils.load_model_ensemble_and_task(
+            [str(path) for path in paths], arg_overrides={"data": str(toy_data), **overrides}
+        )
+        return [model.eval() for model in models]
+
+    return run
