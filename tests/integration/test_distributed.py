@@ -110,7 +110,10 @@ def test_losses_of_two_processes_are_those_of_one_that_sums_two_batches(notes):
     assert one["world_size"] == 1
     assert len(two) == len(one["losses"]) > 10
     assert two[0] - two[-1] > 0.5, "the losses must move for their equality to mean something"
-    print(max(abs(a / b - 1) for a, b in zip(two, one["losses"], strict=True)))
+    # The two add up the same gradients in another order: every update may add one rounding of float32.
+    rounding = 2.0**-23
+    for update, (loss, expected) in enumerate(zip(two, one["losses"], strict=True), start=1):
+        assert abs(loss - expected) <= rounding * update * expected
 
 
 @pytest.mark.parametrize(
