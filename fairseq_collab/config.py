@@ -161,7 +161,9 @@ def resolve_attention(
 ) -> AttentionConfig:
     """Fills what was not given: a quarter of D for collaborative keys, dense mixing unless P says otherwise.
 
-    Nothing is checked here; :func:`check_attention` does that.
+    Heads that mix all shared dims are ``dense``, whatever layout was asked for: the order in which a window or a
+    pick would name the dims changes nothing but the order of ``mixing``. Nothing is checked here;
+    :func:`check_attention` does that.
     """
     if not collaborative:
         return AttentionConfig(False, shape.embed_dim if key_dim is None else key_dim, scale=scale)
@@ -172,6 +174,8 @@ def resolve_attention(
         mix_layout = "dense" if mix_dim in (None, key_dim) else "window" if windows_fit else "picked"
     if mix_dim is None:
         mix_dim = key_dim if mix_layout == "dense" else min(shape.embed_dim // shape.num_heads, key_dim)
+    if mix_dim == key_dim and mix_layout in LAYOUTS:
+        mix_layout = "dense"
     return AttentionConfig(True, key_dim, mix_dim, mix_layout, mixing_init, scale)
 
 
@@ -348,10 +352,11 @@ def resolve_flags(args: Any, shapes: Mapping[str, AttentionShape]) -> CollabConf
 def _refuse_contradictions(config: CollabConfig, heads, given_dims: Mapping[str, Optional[int]], args: Any) -> None:
     for name in ATTENTIONS:
         for layer, one in enumerate(getattr(config, name)):
+            sparse = one.collaborative and one.mix_dim < one.key_dim
             asked = {
                 "key_dim": given_dims[name],
                 "mix_dim": getattr(args, "mix_dim", None) if one.collaborative else None,
-                "mix_layout": getattr(args, "mix_layout", None) if one.collaborative else None,
+                "mix_layout": getattr(args, "mix_layout", None) if sparse else None,
                 "collaborative": None if heads is None else name in heads,
             }
             for key, value in asked.items():

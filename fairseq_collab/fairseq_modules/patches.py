@@ -17,6 +17,10 @@ data_utils.batch_by_size                  stock: leaves out a last batch that is
                                           here: keeps it, so no test sentence is lost
 FairseqTask.get_batch_iterator            stock: a resumed run puts other sentences together than the one it resumes
                                           here: the same batches, so the loss curve goes on
+checkpoint_utils.load_checkpoint          stock: trains anew, silently, when --restore-file does not exist
+                                          here: refuses
+numpy.compat                              stock: AttributeError with numpy 2 (--sample-break-mode eos)
+                                          here: the one name that fairseq uses of it
 sys.excepthook                            stock: a traceback
                                           here: one line for a CollabError
 
@@ -32,8 +36,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 
 from fairseq_collab.errors import CollabError
@@ -54,6 +60,7 @@ def install() -> None:
     from fairseq.tasks import FairseqTask
 
     _patch(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint_files.load_checkpoint_to_cpu)
+    _patch(checkpoint_utils, "load_checkpoint", _load_checkpoint)
     _patch(checkpoint_utils, "torch_persistent_save", checkpoint_files.torch_persistent_save)
     _patch(PathManager, "copy", checkpoint_files.copy, static=True)
     _patch(BaseFairseqModel, "load_state_dict", attention_mismatch.load_state_dict)
@@ -65,6 +72,8 @@ def install() -> None:
     for module in ("fairseq_cli.interactive", "__main__", "__mp_main__"):
         if hasattr(sys.modules.get(module), "buffered_read"):
             _patch(sys.modules[module], "make_batches", _make_batches)
+    if not hasattr(numpy, "compat"):
+        numpy.compat = SimpleNamespace(long=int)
     if not hasattr(sys.excepthook, _MARK):
         sys.excepthook = _marked(_excepthook(sys.excepthook), sys.excepthook)
 
@@ -82,6 +91,23 @@ def _patch(owner: Any, name: str, wrap: Callable[[Callable], Callable], static: 
 def _marked(function: Callable, stock: Callable) -> Callable:
     setattr(function, _MARK, stock)
     return function
+
+
+def _load_checkpoint(stock: Callable) -> Callable:
+    """Stock: "No existing checkpoint found", and a training from random weights."""
+
+    def load_checkpoint(cfg, trainer, **kwargs):
+        path = cfg.restore_file
+        if os.path.basename(path) != path or not path.startswith("checkpoint_last"):
+            sharded = path.replace(".pt", f"{trainer.checkpoint_suffix or ''}.pt")
+            if "://" not in path and not (os.path.isfile(path) or os.path.isfile(sharded)):
+                raise CollabError(
+                    f"--restore-file {path} does not exist: give an existing checkpoint, or leave the option out to "
+                    "go on from checkpoint_last.pt in --save-dir, or anew if there is none"
+                )
+        return stock(cfg, trainer, **kwargs)
+
+    return load_checkpoint
 
 
 def _add_from_file(stock: Callable) -> Callable:

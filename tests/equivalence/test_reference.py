@@ -15,7 +15,7 @@ LAYOUTS = {
     "dense, one dim": dict(key_dim=1),
     "dense, uncompressed": dict(key_dim=64),
     "window": dict(key_dim=16, mix_layout="window"),
-    "window, wrapping far": dict(key_dim=16, mix_layout="window", mix_dim=16),
+    "window, wrapping far": dict(key_dim=16, mix_layout="window", mix_dim=15),
     "window, odd": dict(key_dim=24, mix_layout="window", mix_dim=5),
     "window, disjoint": dict(key_dim=64, mix_layout="window"),
     "picked": dict(key_dim=16, mix_layout="picked"),

@@ -50,7 +50,8 @@ def test_none_with_a_key_dim_is_the_concatenated_baseline():
         (dict(mix_dim=16), (16, "dense")),
         (dict(mix_dim=5), (5, "window")),
         (dict(key_dim=18, mix_dim=5), (5, "picked")),
-        (dict(key_dim=4, mix_layout="picked"), (4, "picked")),
+        (dict(key_dim=4, mix_layout="picked"), (4, "dense")),
+        (dict(mix_layout="window", mix_dim=16), (16, "dense")),
     ),
 )
 def test_mix_dim_and_layout_fill_each_other(flags, expected):
@@ -140,7 +141,7 @@ def test_json_for_an_attention_that_the_model_lacks_is_refused():
     "flags, sentence",
     (
         (dict(key_dim=8), "ask for key_dim 8 in the encoder attention of layer 0, but.*says 16"),
-        (dict(mix_layout="picked"), "ask for mix_layout picked.*says dense"),
+        (dict(mix_dim=4), "ask for mix_dim 4.*says 16"),
         (dict(collaborative_heads="encoder"), "ask for collaborative False in the cross attention.*says True"),
         (dict(decoder_key_dim=4), "ask for key_dim 4 in the decoder attention of layer 0, but.*says 8"),
     ),
@@ -149,6 +150,18 @@ def test_flags_that_contradict_the_stored_configuration_are_refused(flags, sente
     stored = resolve().to_json()
     with pytest.raises(CollabError, match=sentence):
         resolve(collab_config=stored, **flags)
+
+
+def test_a_layout_that_contradicts_the_stored_one_is_refused():
+    stored = resolve(mix_layout="window", mix_dim=4).to_json()
+    with pytest.raises(CollabError, match="ask for mix_layout picked.*says window"):
+        resolve(collab_config=stored, mix_layout="picked")
+
+
+def test_windows_over_all_dims_are_dense_and_may_still_be_called_windows():
+    config = resolve(key_dim=4, mix_layout="window")
+    assert {one.mix_layout for one in config.encoder + config.cross} == {"dense"}
+    assert resolve(key_dim=4, mix_layout="window", collab_config=config.to_json()) == config
 
 
 def test_flags_that_agree_with_the_stored_configuration_are_fine():

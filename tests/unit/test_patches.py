@@ -320,16 +320,31 @@ class SortedByChance(FairseqDataset):
 
 
 def test_run_resumed_in_a_later_epoch_has_the_batches_of_the_run_before():
-    def iterator(epoch, **kwargs):
-        task = FairseqTask(SimpleNamespace())
-        return task.get_batch_iterator(SortedByChance(), max_sentences=4, seed=1, epoch=epoch, **kwargs)
+    patched = FairseqTask.get_batch_iterator
+    stock = getattr(patched, patches._MARK)
 
-    def batches(epoch, **kwargs):
-        return [list(batch) for batch in iterator(epoch, **kwargs).frozen_batches]
+    def iterator(epoch, make=patched, **kwargs):
+        task = FairseqTask(SimpleNamespace())
+        return make(task, SortedByChance(), max_sentences=4, seed=1, epoch=epoch, **kwargs)
+
+    def batches(epoch, make=patched, **kwargs):
+        return [list(batch) for batch in iterator(epoch, make, **kwargs).frozen_batches]
 
     assert iterator(3).epoch == 3
     assert batches(3) == batches(1)
-    assert batches(3, disable_iterator_cache=True) != batches(1), "sharded data has batches of its own in every epoch"
+    sharded = dict(disable_iterator_cache=True)
+    assert batches(3, **sharded) == batches(3, stock, **sharded), "sharded data has batches of its own in every epoch"
+
+
+def test_restore_file_that_does_not_exist_is_refused_instead_of_training_anew(tmp_path):
+    cfg = SimpleNamespace(restore_file=str(tmp_path / "gone.pt"), save_dir=str(tmp_path))
+    trainer = SimpleNamespace(checkpoint_suffix="")
+    with pytest.raises(CollabError, match="--restore-file .*gone.pt does not exist"):
+        checkpoint_utils.load_checkpoint(cfg, trainer)
+
+
+def test_numpy_2_has_what_fairseq_asks_of_numpy_1():
+    assert np.zeros(2, dtype=np.compat.long).dtype == np.int64
 
 
 def test_overlong_line_is_cut_keeps_its_end_mark_and_is_told(caplog):
