@@ -326,8 +326,8 @@ def quickstart(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when the table is there, 1 after a sentence, 130 when interrupted."""
     args = build_parser().parse_args(argv)
-    # Threads that spin while they wait slow everything down tenfold as soon as another program needs a core.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # OpenMP's default is to spin for long: ten times slower as soon as another program needs one of the cores.
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     os.environ.setdefault("OMP_NUM_THREADS", str(min(4, len(os.sched_getaffinity(0)))))
     args.out = args.out.resolve()
 

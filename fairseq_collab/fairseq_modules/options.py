@@ -131,6 +131,10 @@ def build_with_config(
     with open_dict(args) if isinstance(args, DictConfig) else nullcontext():
         architecture(args)
     options = Namespace(**OmegaConf.to_container(args)) if isinstance(args, DictConfig) else Namespace(**vars(args))
+    for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
+        # the command line makes a list of it, which stock fairseq then takes for a string
+        if isinstance(getattr(options, name, None), (list, tuple)):
+            setattr(options, name, ",".join(map(str, getattr(options, name))))
     shapes = dict(find_shapes(options))
     config = resolve_flags(options, shapes)
     for name, shape in shapes.items():

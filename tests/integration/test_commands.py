@@ -282,6 +282,18 @@ def test_layers_to_keep_keep_their_own_key_dims(train, generate, load, tmp_path)
         assert torch.equal(attentions(pruned)[ours].mixing, attentions(whole)[theirs].mixing)
 
 
+def test_training_goes_on_with_the_layers_to_keep(train_again, load, tmp_path):
+    train_again(tmp_path / "whole", *WINDOW, "--encoder-layers", 3)
+    whole = tmp_path / "whole" / "checkpoint_last.pt"
+    flags = (*WINDOW, "--encoder-layers", 3, "--encoder-layers-to-keep", "0,2")
+    flags = (*flags, "--decoder-layers-to-keep", "0,1", "--finetune-from-model", whole)
+    train_again(tmp_path / "kept", *flags, "--lr", 1e-30)
+    (model,) = load(tmp_path / "kept" / "checkpoint_last.pt")
+    (source,) = load(whole)
+    assert [name for name in attentions(model) if name.startswith("encoder")] == ["encoder.0", "encoder.1"]
+    assert torch.equal(attentions(model)["encoder.1"].mixing, attentions(source)["encoder.2"].mixing)
+
+
 def test_a_moving_average_of_the_weights_is_kept_and_taken_up_again(train_again, tmp_path):
     flags = (*WINDOW, "--store-ema", "--ema-decay", 0.5, "--ema-fp32")
     train_again(tmp_path, *flags)
