@@ -80,7 +80,7 @@ setup(
     package_dir={"": "."},
     python_requires=">=3.10",
     install_requires=[
-        "torch>=1.13",
+        "torch>=2.1",
         "tensorly>=0.8",
         "sacrebleu>=2.3",
         "sentencepiece>=0.1.99",
