@@ -94,5 +94,6 @@ setup(
         "serve": ["ctranslate2>=4.5"],
         "dev": ["pytest>=7.4", "ruff>=0.6", "setuptools>=70.1"],
     },
+    entry_points={"console_scripts": ["fairseq-collab-convert = fairseq_collab.cli.convert:main"]},
     cmdclass=commands,
 )

@@ -124,7 +124,7 @@ def fail(sentence):
 try:
     import torch
 
-    from fairseq_collab.fairseq_modules.checkpoint_files import CollabError, require_readable
+    from fairseq_collab.checkpoint_files import CollabError, require_readable
 except ImportError as error:
     fail(f"{sys.executable} cannot import what training needs ({error}): run scripts/setup_env.sh")
 if importlib.util.find_spec("fairseq") is None:

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+# before torch is imported: threads that wait for each other make small products slower, and the machine has other work
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parent.parent
 PLUGIN_DIR = ROOT / "fairseq_collab"
 

@@ -1,6 +1,6 @@
 """The command-line flags of collaborative attention, and how a model's options become its configuration.
 
-Shared by every architecture; the checks themselves are in ``fairseq_collab.config``.
+Shared by every architecture; the checks themselves are in ``fairseq_collab.flags``.
 """
 
 from argparse import Namespace
@@ -10,8 +10,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fairseq_collab.config import ATTENTIONS, INITS, LAYOUTS, AttentionShape, resolve_flags
+from fairseq_collab.config import ATTENTIONS, INITS, LAYOUTS, AttentionShape
 from fairseq_collab.errors import CollabError
+from fairseq_collab.flags import resolve_flags
 
 FLAGS = (
     "collaborative_heads",
@@ -126,7 +127,7 @@ def build_with_config(
         build: makes the model from a Namespace with a ``collab`` attribute.
 
     Raises:
-        CollabError: see :func:`fairseq_collab.config.resolve_flags`.
+        CollabError: see :func:`fairseq_collab.flags.resolve_flags`.
     """
     with open_dict(args) if isinstance(args, DictConfig) else nullcontext():
         architecture(args)

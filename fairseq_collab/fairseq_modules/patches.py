@@ -42,8 +42,9 @@ from typing import Any
 import numpy
 import torch
 
+from fairseq_collab import checkpoint_files
 from fairseq_collab.errors import CollabError
-from fairseq_collab.fairseq_modules import attention_mismatch, checkpoint_files
+from fairseq_collab.fairseq_modules import attention_mismatch
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,9 @@ from argparse import Namespace
 import pytest
 import torch
 
-from fairseq_collab.config import AttentionConfig, AttentionShape, CollabConfig, resolve_flags
+from fairseq_collab.config import AttentionConfig, AttentionShape, CollabConfig
 from fairseq_collab.errors import CollabError
+from fairseq_collab.flags import resolve_flags
 
 SHAPES = {
     "encoder": AttentionShape(64, 8, 2),

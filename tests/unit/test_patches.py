@@ -18,10 +18,10 @@ from fairseq.data import Dictionary, FairseqDataset, data_utils
 from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 
+from fairseq_collab.checkpoint_files import newest_readable_beside, require_readable
 from fairseq_collab.errors import CollabError
 from fairseq_collab.fairseq_modules import patches
 from fairseq_collab.fairseq_modules.attention_mismatch import check_attentions
-from fairseq_collab.fairseq_modules.checkpoint_files import newest_readable_beside, require_readable
 
 WIDTH, HEADS = 8, 2
 

@@ -95,7 +95,9 @@ def load_checkpoint_to_cpu(stock: Callable[..., dict]) -> Callable[..., dict]:
         except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, pickle.UnpicklingError) as error:
             if isinstance(error, CollabError) or not os.path.isfile(path):
                 raise
-            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            unpickling = re.search(r"WeightsUnpickler error: (.+)", str(error))
+            first_line = (unpickling[1] if unpickling else str(error)).strip() or type(error).__name__
+            first_line = first_line.splitlines()[0]
             if (reason := damage(path)) is not None:
                 raise _damaged(path, reason) from error
             if "eights only" in str(error) and (refused := _REFUSED.search(str(error))) is not None:

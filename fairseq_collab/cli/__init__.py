@@ -1,0 +1,1 @@
+"""Command lines that are installed with the package."""

@@ -1,0 +1,1 @@
+"""From concatenated to collaborative heads: tensor decomposition of what the heads compute. Knows no model."""

@@ -1,0 +1,221 @@
+"""CP decomposition of stacked attention heads, without ever forming the stack.
+
+The scores of head h are ``x T[h] y`` with ``T[h] = Wq[h] Wk[h]^T``. A rank-R CP decomposition of the stack T,
+``T[h] ~ sum_r mixing[h, r] q[:, r] k[:, r]^T``, is a collaborative layer (arXiv 2006.16362, section 4). T is itself a
+CP tensor of rank H*K with known factors, so alternating least squares [1] needs only products of thin matrices.
+
+Notation: H heads, K dims a head, N = H*K, D and E widths of queries and keys, R shared dims, P dims a head mixes.
+
+[1] T. G. Kolda, B. W. Bader. Tensor Decompositions and Applications. SIAM Review 51(3), 2009, section 3.4.
+"""
+
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+RIDGE = 1e-12  # of the mean diagonal of a normal matrix: only guards against singular ones
+EXACT = 1e-6  # relative errors below are rounding: their squares differ by less than float64 resolves
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A collaborative layer: ``mixing`` (H, R), 0 outside of a head's picks, ``q`` (D, R) and ``k`` (E, R)."""
+
+    mixing: Tensor
+    q: Tensor
+    k: Tensor
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Concatenated heads as CP factors, in float64: ``q`` (D, N), ``k`` (E, N), and ``member`` (H, N), 1 where own."""
+
+    member: Tensor
+    q: Tensor
+    k: Tensor
+
+    @classmethod
+    def from_weights(cls, q_weight: Tensor, k_weight: Tensor, num_heads: int) -> "Heads":
+        """From the weights of fairseq's projections, (N, D) and (N, E)."""
+        head_dim = q_weight.size(0) // num_heads
+        member = torch.eye(num_heads, dtype=torch.float64).repeat_interleave(head_dim, dim=1)
+        return cls(member, q_weight.double().T, k_weight.double().T)
+
+    def squared_norm(self) -> Tensor:
+        """``|T|^2``."""
+        return ((self.member.T @ self.member) * (self.q.T @ self.q) * (self.k.T @ self.k)).sum()
+
+
+def relative_error(heads: Heads, factors: Factors) -> float:
+    """``|T - T_hat| / |T|`` (Frobenius); 0 for heads that are all zero and below what float64 resolves."""
+    norm = heads.squared_norm()
+    if norm == 0:
+        return 0.0
+    inner = (factors.mixing * _products_m(heads, factors)).sum()
+    approximate = ((factors.mixing.T @ factors.mixing) * _gram(factors.q) * _gram(factors.k)).sum()
+    error = ((norm - 2 * inner + approximate).clamp(min=0) / norm).sqrt().item()
+    return error if error > EXACT else 0.0
+
+
+def decompose(
+    heads: Heads, key_dim: int, mix_dim: Optional[int] = None, max_sweeps: int = 200, tol: float = 1e-5
+) -> tuple[Factors, Tensor, list[float]]:
+    """Fits ``key_dim`` shared dims to ``heads``, then lets every head keep its ``mix_dim`` strongest ones.
+
+    Deterministic: it starts from the strongest singular components of all heads, not from random factors.
+
+    Args:
+        heads: what to approximate.
+        key_dim: R. At R >= H*K the heads are copied.
+        mix_dim: P; all R when None.
+        max_sweeps: of each of the two phases. tol: relative gain below which a phase ends.
+
+    Returns:
+        factors with balanced columns, the picks (H, P) in ascending order, and the relative errors, one after the
+        start and one after each sweep; they never rise within a phase.
+    """
+    num_heads, size = heads.member.shape
+    mix_dim = key_dim if mix_dim is None else mix_dim
+    if key_dim >= size and mix_dim >= size // num_heads:
+        factors = _copy(heads, key_dim)
+        pick = _strongest(factors, mix_dim)
+        return factors, pick, [relative_error(heads, factors)]
+    start = _start(heads, key_dim)
+    if heads.squared_norm() == 0:
+        return (
+            Factors(*(torch.zeros_like(x) for x in (start.mixing, start.q, start.k))),
+            _strongest(start, mix_dim),
+            [0.0],
+        )
+    factors, errors = _sweep(heads, start, None, max_sweeps, tol)
+    if mix_dim == key_dim:
+        return factors, torch.arange(key_dim).expand(num_heads, key_dim), errors
+    # the dense solution is the better place to choose dims from, except where heads repeat each other
+    found = []
+    for candidate in (factors, start):
+        pick = _strongest(candidate, mix_dim)
+        found.append((*_sweep(heads, candidate, pick, max_sweeps, tol), pick))
+    factors, more, pick = min(found, key=lambda one: one[1][-1])
+    return factors, pick, errors + more
+
+
+def fit_query_bias(factors: Factors, pick: Tensor, k_weight: Tensor, q_bias: Tensor) -> Tensor:
+    """The content bias ``bq[h]^T Wk[h] y`` of every head in the space of its shared keys, by least squares.
+
+    Args:
+        pick: (H, P). k_weight: (N, E). q_bias: (N,).
+
+    Returns:
+        (H, P) in the dtype of the factors, exact where the key columns of a head span its own.
+    """
+    num_heads = pick.size(0)
+    wanted = torch.einsum(
+        "hke,hk->he", k_weight.double().view(num_heads, -1, k_weight.size(1)), _split(q_bias, num_heads)
+    )
+    columns = factors.k.T[pick].transpose(1, 2)  # (H, E, P)
+    return torch.linalg.lstsq(columns, wanted.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
+
+
+def _split(bias: Tensor, num_heads: int) -> Tensor:
+    return bias.double().view(num_heads, -1)
+
+
+def _gram(x: Tensor) -> Tensor:
+    return x.T @ x
+
+
+def _products_m(heads: Heads, factors: Factors) -> Tensor:
+    """T contracted with q and k: (H, R)."""
+    return heads.member @ ((heads.q.T @ factors.q) * (heads.k.T @ factors.k))
+
+
+def _copy(heads: Heads, key_dim: int) -> Factors:
+    missing = key_dim - heads.q.size(1)
+    parts = (torch.nn.functional.pad(x, (0, missing)) for x in (heads.member, heads.q, heads.k))
+    return Factors(*parts)
+
+
+def _start(heads: Heads, key_dim: int) -> Factors:
+    """The ``key_dim`` strongest singular components of all heads, each mixed by its own head alone."""
+    num_heads, size = heads.member.shape
+    head_dim = size // num_heads
+    columns_q, columns_k, strengths = [], [], []
+    for h in range(num_heads):
+        own = slice(h * head_dim, (h + 1) * head_dim)
+        basis_q, core_q = torch.linalg.qr(heads.q[:, own])
+        basis_k, core_k = torch.linalg.qr(heads.k[:, own])
+        u, s, vh = torch.linalg.svd(core_q @ core_k.T)
+        columns_q.append(basis_q @ u * s.sqrt())
+        columns_k.append(basis_k @ vh.T * s.sqrt())
+        strengths.append(s)
+    found = torch.cat(strengths)
+    owner = torch.arange(num_heads).repeat_interleave(len(found) // num_heads)
+    kept = found.argsort(descending=True, stable=True)[:key_dim].sort().values
+    q, k = torch.cat(columns_q, dim=1)[:, kept], torch.cat(columns_k, dim=1)[:, kept]
+    mixing = torch.nn.functional.one_hot(owner[kept], num_heads).T.double()  # (H, R)
+    return _balance(Factors(*(torch.nn.functional.pad(x, (0, key_dim - len(kept))) for x in (mixing, q, k))))
+
+
+def _sweep(
+    heads: Heads, factors: Factors, pick: Optional[Tensor], max_sweeps: int, tol: float
+) -> tuple[Factors, list[float]]:
+    """Alternating least squares; with ``pick``, ``mixing`` is fitted on the picks of each head alone."""
+    if pick is not None:
+        factors = Factors(_fit_mixing(heads, factors, pick), factors.q, factors.k)
+    errors = [relative_error(heads, factors)]
+    for _ in range(max_sweeps):
+        q, k, mixing = factors.q, factors.k, factors.mixing
+        q = _solve(heads.q @ ((heads.k.T @ k) * (heads.member.T @ mixing)), _gram(k) * _gram(mixing))
+        k = _solve(heads.k @ ((heads.q.T @ q) * (heads.member.T @ mixing)), _gram(q) * _gram(mixing))
+        mixing = _fit_mixing(heads, Factors(mixing, q, k), pick)
+        following = _balance(Factors(mixing, q, k))
+        error = relative_error(heads, following)
+        if not error < errors[-1]:
+            break
+        factors = following
+        errors.append(error)
+        if errors[-2] - error <= tol * errors[-2]:
+            break
+    return factors, errors
+
+
+def _fit_mixing(heads: Heads, factors: Factors, pick: Optional[Tensor]) -> Tensor:
+    products, gram = _products_m(heads, factors), _gram(factors.q) * _gram(factors.k)
+    if pick is None:
+        return _solve(products, gram)
+    picked = _ridged(gram[pick.unsqueeze(2), pick.unsqueeze(1)])  # (H, P, P)
+    solved = torch.linalg.solve(picked, products.gather(1, pick).unsqueeze(-1)).squeeze(-1)
+    return torch.zeros_like(products).scatter(1, pick, solved)
+
+
+def _solve(products: Tensor, gram: Tensor) -> Tensor:
+    """``products gram^-1`` for a symmetric ``gram``."""
+    return torch.linalg.solve(_ridged(gram), products.T).T
+
+
+def _ridged(gram: Tensor) -> Tensor:
+    """``gram`` scaled by nothing and lifted just off singularity; unused columns get a harmless diagonal."""
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    lift = (RIDGE * diagonal.mean(-1, keepdim=True)).clamp(min=torch.finfo(gram.dtype).tiny)
+    return gram + torch.diag_embed(lift.expand_as(diagonal))
+
+
+def _balance(factors: Factors) -> Factors:
+    """The same tensor with ``|q| = |k|`` in every column and mixing of at most 1, which half precision keeps."""
+    top = factors.mixing.abs().amax(0)
+    norm_q, norm_k = factors.q.norm(dim=0), factors.k.norm(dim=0)
+    used = (top > 0) & (norm_q > 0) & (norm_k > 0)
+    norm = (top * norm_q * norm_k).sqrt()
+
+    def scaled(x: Tensor, by: Tensor) -> Tensor:
+        return torch.where(used, x * torch.where(used, by, torch.ones_like(by)), torch.zeros_like(x))
+
+    return Factors(scaled(factors.mixing, 1 / top), scaled(factors.q, norm / norm_q), scaled(factors.k, norm / norm_k))
+
+
+def _strongest(factors: Factors, mix_dim: int) -> Tensor:
+    """The ``mix_dim`` dims that matter most to each head, ascending: (H, P)."""
+    weight = factors.mixing.abs() * factors.q.norm(dim=0) * factors.k.norm(dim=0)
+    return weight.argsort(dim=1, descending=True, stable=True)[:, :mix_dim].sort(dim=1).values

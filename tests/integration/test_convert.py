@@ -1,0 +1,143 @@
+"""``fairseq-collab-convert`` on trained checkpoints: exact where it must be, smaller where asked, safe always."""
+
+import os
+import pickle
+import re
+
+import pytest
+import torch
+from _tools import SMALL, Finished, attentions
+
+import fairseq_collab  # noqa: F401 (lets torch.load accept fairseq's checkpoints)
+from fairseq_collab.cli.convert import main
+
+STOCK = ("--arch", "transformer_tiny", *SMALL[2:], "--max-epoch", 10)
+
+
+@pytest.fixture(scope="module")
+def stock_model(train):
+    """The checkpoint of an ordinary transformer, pre-norm."""
+    flags = ("--encoder-normalize-before", "--decoder-normalize-before")
+    return train("stock", *STOCK, *flags) / "checkpoint_last.pt"
+
+
+def convert(*args) -> int:
+    return main([str(arg) for arg in args])
+
+
+def words(finished):
+    return {number: text for number, (text, _) in finished.hypotheses().items()}
+
+
+def test_uncompressed_conversion_keeps_every_hypothesis(generate, stock_model, tmp_path):
+    output = tmp_path / "converted.pt"
+    assert convert("--path", stock_model, "--output", output, "--key-dim", 64) == 0
+    assert words(generate(output, "--beam", 4)) == words(generate(stock_model, "--beam", 4))
+
+
+def test_there_and_back_is_a_stock_checkpoint_with_the_same_hypotheses(
+    generate, run_fairseq, toy_data, stock_model, tmp_path, capsys
+):
+    small, back = tmp_path / "small.pt", tmp_path / "back.pt"
+    assert convert("--path", stock_model, "--output", small, "--key-dim", 16) == 0
+    assert "signature: conv:cp|R:16|P:K|attn:encoder+cross+decoder|calib:none" in capsys.readouterr().out
+    assert convert("--to-concatenated", "--path", small, "--output", back) == 0
+    state = torch.load(back)
+    assert not any("mixing" in key or "pick" in key for key in state["model"])
+    # no plugin in this process, so torch must be told otherwise that the file is trusted
+    flags = ("--cpu", "--num-workers", 0, "--batch-size", 10, "--required-batch-size-multiple", 1, "--beam", 4)
+    done = run_fairseq("generate", toy_data, "--path", back, *flags, env={"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"})
+    assert words(Finished(0, done.stdout)) == words(generate(small, "--beam", 4))
+
+
+def test_a_window_model_exports_to_stock_fairseq(generate, window_model, tmp_path):
+    back = tmp_path / "back.pt"
+    assert convert("--to-concatenated", "--path", window_model / "checkpoint_last.pt", "--output", back) == 0
+    expected = words(generate(window_model / "checkpoint_last.pt", "--beam", 4))
+    assert words(generate(back, "--beam", 4)) == expected
+
+
+def test_only_the_named_attentions_change_and_parameters_shrink(load, stock_model, tmp_path):
+    output = tmp_path / "cross.pt"
+    assert convert("--path", stock_model, "--output", output, "--key-dim", 16, "--attention", "cross,encoder") == 0
+    (model,) = load(output)
+    dims = {name: module.q_proj.weight.size(0) for name, module in attentions(model).items()}
+    assert dims == {name: 64 if name.startswith("decoder") else 16 for name in dims}
+
+
+def test_a_converted_model_is_fine_tuned(train, stock_model, tmp_path):
+    output = tmp_path / "converted.pt"
+    assert convert("--path", stock_model, "--output", output, "--key-dim", 16) == 0
+    flags = (*SMALL, "--encoder-normalize-before", "--decoder-normalize-before", "--collab-config", output)
+    folder = train("tuned", *flags, "--finetune-from-model", output, "--lr", 1e-30)
+    before, after = torch.load(output)["model"], torch.load(folder / "checkpoint_last.pt")["model"]
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("owned",)
+
+
+@pytest.mark.parametrize(
+    "case, sentence",
+    (
+        ("missing", "there is no checkpoint"),
+        ("truncated", r"is damaged \(its end is missing"),
+        ("text", "is not a checkpoint of torch"),
+        ("code", "it wants to run posix.mkdir.*give --unsafe-load"),
+        ("code, old format", r"in.pt is damaged \(Unsupported|in.pt was not loaded"),
+        ("collaborative", "has collaborative heads already"),
+        ("other architecture", "is a lstm model; this version converts transformer, transformer_lm"),
+        ("nan", "encoder.layers.0.self_attn.k_proj.weight holds NaN"),
+        ("pruned", "decoder.layers.1.encoder_attn.q_proj.weight has 48 rows, not 64: pruned heads"),
+        ("key dim", "is 65, more than the model width 64"),
+        ("itself", "--output is --path itself"),
+        ("exists", "exists; give another name, or --force"),
+        ("several", "--key-dim is 0; it must be at least 1; --attention has 'crss'"),
+    ),
+)
+def test_what_cannot_be_converted_is_said_and_nothing_is_written(
+    stock_model, window_model, tmp_path, monkeypatch, capsys, case, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    path, output, flags = tmp_path / "in.pt", tmp_path / "out.pt", ["--key-dim", 16]
+    content = stock_model.read_bytes()
+    state = torch.load(stock_model)
+    if case == "truncated":
+        content = content[: len(content) // 2]
+    elif case == "text":
+        content = b"not a checkpoint at all\n"
+    elif case == "code":
+        torch.save({"model": Evil()}, path)
+        content = path.read_bytes()
+    elif case == "code, old format":
+        content = pickle.dumps({"model": Evil()}, protocol=2)
+    elif case == "collaborative":
+        content = (window_model / "checkpoint_last.pt").read_bytes()
+    if case != "missing":
+        path.write_bytes(content)
+    if case == "other architecture":
+        state["cfg"]["model"].arch = state["cfg"]["model"]._name = "lstm"
+    elif case == "nan":
+        state["model"]["encoder.layers.0.self_attn.k_proj.weight"][0, 0] = float("nan")
+    elif case == "pruned":
+        key = "decoder.layers.1.encoder_attn.q_proj.weight"
+        state["model"][key] = state["model"][key][:48]
+    if case in ("other architecture", "nan", "pruned"):
+        torch.save(state, path)
+    if case == "key dim":
+        flags = ["--key-dim", 65]
+    elif case == "itself":
+        output = path
+    elif case == "exists":
+        output.write_text("precious")
+    elif case == "several":
+        flags = ["--key-dim", 0, "--attention", "crss"]
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert convert("--path", path, "--output", output, *flags) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("fairseq-collab-convert: error: ") and error.count("\n") == 1
+    assert re.search(sentence, error), error
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
