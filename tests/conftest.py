@@ -5,12 +5,14 @@ Assertions and helpers of one test module only belong in that module.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -124,3 +126,14 @@ def toy_lm(tmp_path_factory: pytest.TempPathFactory, run_fairseq) -> Path:
     prefixes = [f"--{split}pref={folder / split}.txt" for split in SPLIT_SIZES]
     run_fairseq("preprocess", "--only-source", *prefixes, "--destdir", folder, "--workers", 1)
     return folder
+
+
+@pytest.fixture(scope="module")
+def evaluate_bleu() -> Iterator[ModuleType]:
+    """The script of that name as a module."""
+    spec = importlib.util.spec_from_file_location("evaluate_bleu", ROOT / "scripts" / "evaluate_bleu.py")
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = path

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 LONGEST = 12
 SIZES = ("--encoder-embed-dim", 32, "--decoder-embed-dim", 32, "--encoder-ffn-embed-dim", 32)
 UNUSUAL = ["ba be bi", "", "\U0001f600 ba zzz", " ".join(["ba"] * (LONGEST + 30)), "do du"]
-
-
-@pytest.fixture(scope="module")
-def evaluate_bleu():
-    spec = importlib.util.spec_from_file_location("evaluate_bleu", SCRIPTS / "evaluate_bleu.py")
-    module = importlib.util.module_from_spec(spec)
-    path = list(sys.path)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path[:] = path
 
 
 @pytest.fixture(scope="module")

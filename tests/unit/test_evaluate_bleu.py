@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import sacrebleu
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
 REFERENCES = ["the cat sat on the mat", "a dog barked at the moon all night", "it rains", "open the front door please"]
 GOOD = ["the cat sat on a mat", "a dog barked at the moon all night", "it rains", "open the front door"]
 POOR = ["cat mat", "dog barked moon", "", "front door open"]
-
-
-@pytest.fixture(scope="module")
-def evaluate_bleu():
-    spec = importlib.util.spec_from_file_location("evaluate_bleu", SCRIPTS / "evaluate_bleu.py")
-    module = importlib.util.module_from_spec(spec)
-    path = list(sys.path)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path[:] = path
 
 
 @pytest.fixture
