@@ -20,6 +20,50 @@ ATTENTION_NAMES = {
 # copies that fairseq 0.12.2 stores beside the layers of the encoder
 EXTRA_KEYS = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
 
+# options that shape the parameters, with the values of the base architectures
+DEFAULTS: dict[str, Any] = {
+    f"{side}_{key}": value
+    for side in ("encoder", "decoder")
+    for key, value in {
+        "embed_dim": 512,
+        "ffn_embed_dim": 2048,
+        "layers": 6,
+        "attention_heads": 8,
+        "normalize_before": False,
+        "learned_pos": False,
+    }.items()
+}
+DEFAULTS |= dict.fromkeys(
+    (
+        "share_all_embeddings",
+        "share_decoder_input_output_embed",
+        "layernorm_embedding",
+        "no_scale_embedding",
+        "no_token_positional_embeddings",
+        "no_cross_attention",
+        "cross_self_attention",
+        "adaptive_input",
+        "tie_adaptive_weights",
+        "tie_adaptive_proj",
+        "no_decoder_final_norm",
+    ),
+    False,
+)
+DEFAULTS |= {"activation_fn": "relu", "adaptive_softmax_cutoff": None, "adaptive_input_cutoff": None}
+
+
+def architecture_flags(options: Namespace) -> list[str]:
+    """The flags that make the base architecture of a model that of ``options``, for a command line to repeat."""
+    flags = []
+    for name, default in DEFAULTS.items():
+        value = getattr(options, name, default)
+        if value == default or value in (None, ""):
+            continue
+        flags.append("--" + name.replace("_", "-"))
+        if value is not True:
+            flags.append(",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
+    return flags
+
 
 @dataclass(frozen=True)
 class Attention:

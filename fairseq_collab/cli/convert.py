@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from fairseq_collab import __version__
+from fairseq_collab.adapters.fairseq_transformer import architecture_flags
 from fairseq_collab.checkpoint import load_checkpoint, model_options, save_checkpoint
 from fairseq_collab.config import ATTENTIONS
 from fairseq_collab.convert import ConversionReport, to_collaborative, to_concatenated
@@ -103,7 +104,7 @@ def convert(args: argparse.Namespace) -> None:
         report = to_collaborative(state, str(args.path), args.key_dim, kinds, args.mix_dim, args.mix_layout)
     save_checkpoint(state, args.output)
     print(table(report))
-    arch = model_options(state, str(args.output)).arch
+    options = model_options(state, str(args.output))
     if args.to_concatenated:
         print(f"signature: conv:exact|to:concatenated|version:{__version__}")
         print(f"generate:  fairseq-generate DATA --path {args.output}")
@@ -112,9 +113,10 @@ def convert(args: argparse.Namespace) -> None:
     mixing = f"P:{args.mix_dim or 'K'}" if args.mix_layout == "picked" else "P:R"
     print(f"signature: conv:cp|R:{args.key_dim}|{mixing}|attn:{kinds}|calib:none|refine:0|version:{__version__}")
     print(f"generate:  fairseq-generate DATA --user-dir fairseq_collab --path {args.output}")
+    flags = ["--arch", options.arch, *architecture_flags(options)]
     print(
-        f"fine-tune: fairseq-train DATA --user-dir fairseq_collab --arch {arch} --collab-config {args.output} "
-        f"--finetune-from-model {args.output} and the model's own options (layers, widths, shared embeddings)"
+        f"fine-tune: fairseq-train DATA --user-dir fairseq_collab {' '.join(flags)} --collab-config {args.output} "
+        f"--finetune-from-model {args.output}"
     )
 
 

@@ -65,14 +65,45 @@ def test_only_the_named_attentions_change_and_parameters_shrink(load, stock_mode
     assert dims == {name: 64 if name.startswith("decoder") else 16 for name in dims}
 
 
-def test_a_converted_model_is_fine_tuned(train, stock_model, tmp_path):
-    output = tmp_path / "converted.pt"
+def test_a_converted_model_is_fine_tuned_with_the_printed_flags(
+    fairseq, toy_data, plugin_dir, stock_model, tmp_path, capsys
+):
+    output, folder = tmp_path / "converted.pt", tmp_path / "tuned"
     assert convert("--path", stock_model, "--output", output, "--key-dim", 16) == 0
-    flags = (*SMALL, "--encoder-normalize-before", "--decoder-normalize-before", "--collab-config", output)
-    folder = train("tuned", *flags, "--finetune-from-model", output, "--lr", 1e-30)
+    printed = re.search(r"fairseq-train DATA --user-dir fairseq_collab (.*)", capsys.readouterr().out).group(1).split()
+    assert "--share-all-embeddings" in printed and "--decoder-normalize-before" in printed
+    fairseq(
+        *("train", toy_data, "--user-dir", plugin_dir, "--save-dir", folder, *printed, "--lr", 1e-30),
+        *("--optimizer", "adam", "--max-tokens", 800, "--max-epoch", 1, "--cpu", "--num-workers", 0),
+    )
     before, after = torch.load(output)["model"], torch.load(folder / "checkpoint_last.pt")["model"]
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_language_model_converts_and_comes_back(fairseq, toy_data, plugin_dir, tmp_path):
+    """The options of stock language models are a dict, and lose nothing on the way."""
+    lm, small, back = tmp_path / "lm", tmp_path / "small.pt", tmp_path / "back.pt"
+    fairseq(
+        *("train", toy_data, "--user-dir", plugin_dir, "--save-dir", lm, "--task", "language_modeling", "--cpu"),
+        *("--arch", "transformer_lm_gpt2_tiny", "--decoder-attention-heads", 4, "--tokens-per-sample", 32),
+        *("--optimizer", "adam", "--lr", 0.005, "--max-tokens", 800, "--max-epoch", 2, "--num-workers", 0),
+    )
+
+    def loss(path):
+        done = fairseq(
+            *("eval-lm", toy_data, "--user-dir", plugin_dir, "--path", path, "--cpu", "--gen-subset", "valid"),
+            *("--tokens-per-sample", 32, "--num-workers", 0),
+        )
+        return float(re.search(r"Loss \(base 2\): ([\d.]+)", done.stdout).group(1))
+
+    original = lm / "checkpoint_last.pt"
+    assert convert("--path", original, "--output", small, "--key-dim", 64) == 0
+    assert loss(small) == pytest.approx(loss(original), abs=2e-4)
+    assert convert("--path", original, "--output", small, "--key-dim", 24, "--force") == 0
+    assert convert("--to-concatenated", "--path", small, "--output", back) == 0
+    assert loss(back) == pytest.approx(loss(small), abs=2e-4)
+    assert loss(small) < loss(original) + 1
 
 
 class Evil:
