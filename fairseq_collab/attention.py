@@ -24,13 +24,16 @@ class MixingMatrixInit(Enum):
     CONCATENATE: 1 on a head's own ``ceil(R / H)`` dims and 0 elsewhere, which is R dims concatenated.
     ALL_ONES: 1 everywhere.
     UNIFORM: normal with standard deviation 0.2 (the name is the original's; it was never uniform).
-    DEFAULT: 1 with normal noise of 0.5, so that heads differ from the first step.
+    NOISY: 1 with normal noise of 0.5, so that heads differ from the first step.
+    DEFAULT: ALL_ONES for sparse mixing, whose heads differ by what they read, and NOISY for dense mixing. The
+    comparison is in docs/training.md.
     """
 
     CONCATENATE = 1
     ALL_ONES = 2
     UNIFORM = 3
     DEFAULT = 4
+    NOISY = 5
 
     @classmethod
     def of(cls, init: Union["MixingMatrixInit", str]) -> "MixingMatrixInit":
@@ -68,6 +71,8 @@ def initial_mixing(init: MixingMatrixInit, pick: Tensor, key_dim: int) -> Tensor
     if init is MixingMatrixInit.CONCATENATE:
         owner = pick // math.ceil(key_dim / heads)  # (H, P)
         return (owner == torch.arange(heads, device=pick.device).unsqueeze(1)).float()
+    if init is MixingMatrixInit.DEFAULT:
+        init = MixingMatrixInit.ALL_ONES if mix_dim < key_dim else MixingMatrixInit.NOISY
     if init is MixingMatrixInit.ALL_ONES:
         return torch.ones(heads, mix_dim, device=pick.device)
     noise = torch.randn(heads, mix_dim, device=pick.device)

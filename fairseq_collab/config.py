@@ -13,7 +13,7 @@ from fairseq_collab.errors import CollabError
 
 ATTENTIONS = ("encoder", "cross", "decoder")
 LAYOUTS = ("dense", "window", "picked")
-INITS = ("default", "concatenate", "all_ones", "uniform")
+INITS = ("default", "concatenate", "all_ones", "uniform", "noisy")
 JSON_VERSION = 1
 
 

@@ -27,6 +27,7 @@ def build(layout: str, **kwargs) -> CollaborativeMultiheadAttention:
     module = CollaborativeMultiheadAttention(D, H, **ALL[layout], **kwargs)
     with torch.no_grad():
         if module.query_bias is not None:
+            module.mixing.normal_(1.0, 0.5)
             module.query_bias.normal_()
         module.v_proj.bias.normal_()
         module.out_proj.bias.normal_()

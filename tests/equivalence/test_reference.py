@@ -29,6 +29,7 @@ def build(layout: str, **kwargs) -> CollaborativeAttention:
     torch.manual_seed(0)
     module = CollaborativeAttention(64, 8, **LAYOUTS[layout], **kwargs)
     with torch.no_grad():
+        module.mixing.normal_(1.0, 0.5)
         module.query_bias.normal_()
         module.v_proj.bias.normal_()
         module.out_proj.bias.normal_()

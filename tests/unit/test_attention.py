@@ -52,6 +52,10 @@ def test_mixing_starts_as_named():
     default = initial_mixing(MixingMatrixInit.DEFAULT, wide, 400)
     assert abs(uniform.mean()) < 0.01 and abs(uniform.std() - 0.2) < 0.01
     assert abs(default.mean() - 1) < 0.02 and abs(default.std() - 0.5) < 0.02
+    noisy = initial_mixing(MixingMatrixInit.NOISY, window_pick(50, 399, 400), 400)
+    assert abs(noisy.mean() - 1) < 0.02 and abs(noisy.std() - 0.5) < 0.02
+    sparse = initial_mixing(MixingMatrixInit.DEFAULT, window_pick(8, 8, 16), 16)
+    assert torch.equal(sparse, torch.ones(8, 8))
 
 
 def test_the_original_packages_initialisations_keep_their_values():
