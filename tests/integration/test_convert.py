@@ -78,7 +78,8 @@ def test_a_converted_model_is_fine_tuned_with_the_printed_flags(
     )
     before, after = torch.load(output)["model"], torch.load(folder / "checkpoint_last.pt")["model"]
     assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    # fairseq 0.12.2 saves a buffer of its positions that it never initialises
+    assert all(torch.equal(before[key], after[key]) for key in before if not key.endswith("_float_tensor"))
 
 
 def test_a_language_model_converts_and_comes_back(fairseq, toy_data, plugin_dir, tmp_path):
