@@ -73,8 +73,8 @@ def test_damaged_checkpoint_without_company_offers_nothing(tmp_path):
 
 
 def test_whole_or_absent_checkpoint_passes_the_check_before_a_launch(tmp_path):
-    require_readable(save(tmp_path / "checkpoint_last.pt"))
-    require_readable(tmp_path / "absent.pt")
+    for path in (save(tmp_path / "checkpoint_last.pt"), tmp_path / "absent.pt"):
+        assert require_readable(path) is None
 
 
 class Harmful:
