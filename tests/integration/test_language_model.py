@@ -3,7 +3,10 @@
 import re
 
 import pytest
+import torch
 from _tools import attentions
+
+import fairseq_collab  # noqa: F401 (lets torch.load accept fairseq's checkpoints)
 
 LM = ("--task", "language_modeling", "--arch", "transformer_lm_collab_gpt2_tiny", "--decoder-attention-heads", 4)
 FLAGS = (
@@ -92,3 +95,46 @@ def test_python_scores_and_continues_text(plugin, toy_data, language_model):
     assert hub.sample(line, beam=2, max_len_b=20).startswith(line)
     (attention,) = {module.mix_layout for module in attentions(hub.models[0]).values()}
     assert attention == "window"
+
+
+def test_a_context_window_is_read_but_not_scored(fairseq, toy_data, plugin_dir, language_model):
+    found = {}
+    for context in (0, 16):
+        done = fairseq(
+            "eval-lm",
+            *(toy_data, "--user-dir", plugin_dir, "--path", language_model / "checkpoint_best.pt", "--cpu"),
+            *("--tokens-per-sample", 32, "--context-window", context, "--batch-size", 4, "--num-workers", 0),
+        )
+        tokens, bits = re.search(r"Evaluated (\d+) tokens.*?Loss \(base 2\): ([\d.]+)", done.stdout, re.DOTALL).groups()
+        found[context] = float(bits), int(tokens)
+    assert found[0][0] != found[16][0]
+    assert found[0][0] == pytest.approx(found[16][0], abs=0.5)
+    assert found[0][1] == found[16][1] > 100
+
+
+def test_a_language_model_goes_on_after_a_prefix(fairseq, toy_data, plugin_dir, language_model):
+    done = fairseq(
+        "generate",
+        *(toy_data, "--user-dir", plugin_dir, "--path", language_model / "checkpoint_best.pt", "--cpu"),
+        *("--task", "language_modeling", "--tokens-per-sample", 32, "--sample-break-mode", "eos"),
+        *("--prefix-size", 2, "--beam", 2, "--batch-size", 4, "--num-workers", 0, "--max-len-b", 10),
+    )
+    targets = done.lines("T")
+    assert len(targets) == 30
+    for number, (words, _) in done.hypotheses().items():
+        assert words.split()[:2] == targets[number][0].split()[:2]
+
+
+def test_without_a_preset_norms_stand_where_the_stock_model_has_them(fairseq, toy_data, plugin_dir, tmp_path):
+    sizes = ("--decoder-layers", 1, "--decoder-attention-heads", 2, "--decoder-embed-dim", 16)
+    found = {}
+    for arch in ("transformer_lm", "transformer_lm_collab"):
+        for more in ((), ("--decoder-normalize-before",)):
+            folder = tmp_path / arch / str(len(more))
+            command = (toy_data, "--user-dir", plugin_dir, "--save-dir", folder, "--task", "language_modeling", *FLAGS)
+            fairseq("train", *command, "--arch", arch, *sizes, *more, "--max-epoch", 1)
+            path = folder / "checkpoint_last.pt"
+            fairseq("eval-lm", toy_data, "--user-dir", plugin_dir, "--path", path, "--cpu", "--tokens-per-sample", 32)
+            model = torch.load(path, weights_only=True)["model"]
+            found[arch, more] = "decoder.layer_norm.weight" in model
+    assert list(found.values()) == [False, True, False, True]
