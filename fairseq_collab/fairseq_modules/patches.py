@@ -19,6 +19,10 @@ FairseqTask.get_batch_iterator            stock: a resumed run puts other senten
                                           here: the same batches, so the loss curve goes on
 checkpoint_utils.load_checkpoint          stock: trains anew, silently, when --restore-file does not exist
                                           here: refuses
+SequenceGenerator.generate                stock: diverse beams look up numbers of the data set in a table of the batch
+                                          here: numbers of the batch
+eval_lm.eval_lm                           stock: perplexity 1.00 when every block was skipped as too long
+                                          here: says so
 numpy.compat                              stock: AttributeError with numpy 2 (--sample-break-mode eos)
                                           here: the one name that fairseq uses of it
 sys.excepthook                            stock: a traceback
@@ -35,16 +39,15 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy
-import torch
 
 from fairseq_collab import checkpoint_files
 from fairseq_collab.errors import CollabError
-from fairseq_collab.fairseq_modules import attention_mismatch
+from fairseq_collab.fairseq_modules import attention_mismatch, decoding
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ def install() -> None:
     from fairseq.data import Dictionary, data_utils
     from fairseq.file_io import PathManager
     from fairseq.models import BaseFairseqModel
+    from fairseq.sequence_generator import SequenceGenerator
     from fairseq.tasks import FairseqTask
 
     _patch(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint_files.load_checkpoint_to_cpu)
@@ -69,10 +73,14 @@ def install() -> None:
     _patch(data_utils, "infer_language_pair", _infer_language_pair)
     _patch(data_utils, "batch_by_size", _batch_by_size)
     _patch(FairseqTask, "get_batch_iterator", _get_batch_iterator)
-    _patch(getattr(hub_utils, "GeneratorHubInterface", None), "_build_batches", _build_batches)
-    for module in ("fairseq_cli.interactive", "__main__", "__mp_main__"):
-        if hasattr(sys.modules.get(module), "buffered_read"):
-            _patch(sys.modules[module], "make_batches", _make_batches)
+    _patch(getattr(hub_utils, "GeneratorHubInterface", None), "_build_batches", decoding.build_batches)
+    _patch(SequenceGenerator, "generate", decoding.generate)
+    for name in ("fairseq_cli.interactive", "fairseq_cli.eval_lm", "__main__", "__mp_main__"):
+        module = sys.modules.get(name)
+        if hasattr(module, "buffered_read"):
+            _patch(module, "make_batches", decoding.make_batches)
+        if hasattr(module, "WordStat"):
+            _patch(module, "eval_lm", decoding.eval_lm)
     if not hasattr(numpy, "compat"):
         numpy.compat = SimpleNamespace(long=int)
     if not hasattr(sys.excepthook, _MARK):
@@ -185,63 +193,6 @@ def _get_batch_iterator(stock: Callable) -> Callable:
         return iterator
 
     return get_batch_iterator
-
-
-def _source_limit(max_positions: Any, max_tokens: int | None = None) -> float:
-    """The most source tokens (with the end mark) that one line may have."""
-    limit = max_positions[0] if isinstance(max_positions, (tuple, list)) else max_positions
-    return min(float("inf") if bound is None else bound for bound in (limit, max_tokens))
-
-
-def _cut(tokens: Iterable[Any], limit: float) -> list[Any]:
-    """`tokens` (a list of 1-D tensors, each with its end mark last), none of them longer than `limit`."""
-    lines = []
-    for number, line in enumerate(tokens):
-        if torch.is_tensor(line) and line.dim() == 1 and line.numel() > limit:
-            logger.warning(
-                "line %d of the batch has %d tokens and the model takes %d: the rest of the line is left out",
-                *(number + 1, line.numel(), limit),
-            )
-            line = torch.cat([line[: int(limit) - 1], line[-1:]])
-        lines.append(line)
-    return lines
-
-
-class _CuttingTask:
-    """A task whose interactive lines are no longer than `limit` tokens."""
-
-    def __init__(self, task: Any, limit: float):
-        self._task, self._limit = task, limit
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-    def get_interactive_tokens_and_lengths(self, lines, encode_fn):
-        tokens, lengths = self._task.get_interactive_tokens_and_lengths(lines, encode_fn)
-        tokens = _cut(tokens, self._limit)
-        return tokens, [t.numel() if torch.is_tensor(t) else n for t, n in zip(tokens, lengths, strict=True)]
-
-
-def _make_batches(stock: Callable) -> Callable:
-    """Stock: `Exception: Size of sample #0 is invalid`, and the lines after it are never translated."""
-
-    def make_batches(lines, cfg, task, max_positions, encode_fn):
-        if not cfg.dataset.skip_invalid_size_inputs_valid_test:
-            task = _CuttingTask(task, _source_limit(max_positions, cfg.dataset.max_tokens))
-        return stock(lines, cfg, task, max_positions, encode_fn)
-
-    return make_batches
-
-
-def _build_batches(stock: Callable) -> Callable:
-    """Stock: as in `make_batches`, for `from_pretrained(...).translate(...)`."""
-
-    def build_batches(self, tokens, skip_invalid_size_inputs):
-        if not skip_invalid_size_inputs:
-            tokens = _cut(tokens, _source_limit(self.max_positions, self.cfg.dataset.max_tokens))
-        return stock(self, tokens, skip_invalid_size_inputs)
-
-    return build_batches
 
 
 def _excepthook(previous: Callable) -> Callable:

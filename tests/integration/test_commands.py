@@ -175,6 +175,16 @@ def test_diverse_beams_differ_more_than_plain_ones(generate, window_model):
     assert first_words("--diverse-beam-groups", 4, "--diverse-beam-strength", 2.0) > first_words() + 10
 
 
+def test_diverse_beams_of_a_sentence_do_not_depend_on_its_batch(generate, window_model):
+    flags = ("--beam", 4, "--nbest", 4, "--diverse-beam-groups", 2, "--diverse-beam-strength", 1.0)
+    one, several = (
+        generate(window_model / "checkpoint_last.pt", *flags, "--batch-size", size).lines("H") for size in (30, 4)
+    )
+    words = [{n: [line.split("\t")[1] for line in lines] for n, lines in found.items()} for found in (one, several)]
+    assert len(words[0]) == 30
+    assert words[0] == words[1]
+
+
 def test_prefix_tokens_come_first_in_every_hypothesis(generate, window_model):
     done = generate(window_model / "checkpoint_last.pt", "--prefix-size", 2, "--beam", 3)
     targets = {number: lines[0].split() for number, lines in done.lines("T").items()}

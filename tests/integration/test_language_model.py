@@ -138,3 +138,14 @@ def test_without_a_preset_norms_stand_where_the_stock_model_has_them(fairseq, to
             model = torch.load(path, weights_only=True)["model"]
             found[arch, more] = "decoder.layer_norm.weight" in model
     assert list(found.values()) == [False, True, False, True]
+
+
+def test_evaluating_nothing_is_no_perplexity_of_1(fairseq, toy_data, plugin_dir, language_model):
+    done = fairseq(
+        *("eval-lm", toy_data, "--user-dir", plugin_dir, "--path", language_model / "checkpoint_best.pt", "--cpu"),
+        *("--gen-subset", "valid", "--num-workers", 0),
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "fairseq_collab: error: nothing was evaluated" in done.stdout and "--tokens-per-sample" in done.stdout
+    assert "Perplexity: 1.00" not in done.stdout

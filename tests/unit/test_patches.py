@@ -14,7 +14,7 @@ from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 
 from fairseq_collab.errors import CollabError
-from fairseq_collab.fairseq_modules import patches
+from fairseq_collab.fairseq_modules import decoding, patches
 
 
 @pytest.fixture(autouse=True)
@@ -125,8 +125,8 @@ def test_numpy_2_has_what_fairseq_asks_of_numpy_1():
 
 
 def test_overlong_line_is_cut_keeps_its_end_mark_and_is_told(caplog):
-    limit = patches._source_limit((4, 1024), max_tokens=None)
-    lines = patches._cut([torch.tensor([7, 2]), torch.tensor([11, 12, 13, 14, 15, 2]), "audio.wav"], limit)
+    limit = decoding.source_limit((4, 1024), max_tokens=None)
+    lines = decoding.cut([torch.tensor([7, 2]), torch.tensor([11, 12, 13, 14, 15, 2]), "audio.wav"], limit)
     assert [line if isinstance(line, str) else line.tolist() for line in lines] == [
         [7, 2],
         [11, 12, 13, 2],
@@ -140,7 +140,7 @@ def test_overlong_line_is_cut_keeps_its_end_mark_and_is_told(caplog):
     [((10, 20), None, 10), (10, 5, 5), (None, None, float("inf")), ((None, 3), 7, 7)],
 )
 def test_longest_line_is_what_model_and_batch_take(max_positions, max_tokens, limit):
-    assert patches._source_limit(max_positions, max_tokens) == limit
+    assert decoding.source_limit(max_positions, max_tokens) == limit
 
 
 def raised(chain):
