@@ -1,6 +1,6 @@
-"""Turns the attentions of a fairseq checkpoint into collaborative ones, and back. In memory; files are the caller's.
+"""Turns the attentions of a fairseq checkpoint into collaborative ones. In memory; files are the caller's.
 
-The mathematics is ``decomposition``, the names are ``adapters``.
+The mathematics is ``decomposition``, the names are ``adapters``; the way back is ``concatenate``.
 """
 
 import time
@@ -11,7 +11,6 @@ import torch
 from tqdm import tqdm
 
 from fairseq_collab.adapters import fairseq_transformer as adapter
-from fairseq_collab.attention import CollaborativeAttention
 from fairseq_collab.checkpoint import drop_training_state, model_options, set_model_options
 from fairseq_collab.config import ATTENTIONS, AttentionConfig, CollabConfig, check_attention, resolve_attention
 from fairseq_collab.decomposition.cp import Heads, decompose, fit_query_bias
@@ -48,7 +47,7 @@ def to_collaborative(
     Raises:
         CollabError: all reasons that can be known beforehand, in one sentence each.
     """
-    options, name, shapes = _describe(state, path)
+    options, name, shapes = describe(state, path)
     kinds = [kind for kind in shapes if kind in set(kinds)]
     reasons = []
     if getattr(options, "collab_config", None):
@@ -70,10 +69,10 @@ def to_collaborative(
     if reasons:
         raise CollabError(" ".join(reason if reason.endswith(".") else reason + "." for reason in reasons))
 
-    report = ConversionReport(parameters_before=_count(weights))
+    report = ConversionReport(parameters_before=count_parameters(weights))
     for one in tqdm(found, desc="attentions", unit="attention", disable=not progress):
         report.rows.append(_convert_attention(weights, one, wanted[one.kind], report))
-    report.parameters_after = _count(weights)
+    report.parameters_after = count_parameters(weights)
     layers = {kind: (AttentionConfig(False, shape.embed_dim),) * shape.layers for kind, shape in shapes.items()}
     layers |= {kind: (config,) * shapes[kind].layers for kind, config in wanted.items()}
     options.collab_config = CollabConfig(**layers).to_json()
@@ -83,60 +82,7 @@ def to_collaborative(
     return report
 
 
-def to_concatenated(state: dict[str, Any], path: str, progress: bool = True) -> ConversionReport:
-    """The way back, exactly, in place: an ordinary checkpoint that stock fairseq loads without the plugin.
-
-    Raises:
-        CollabError: there is nothing to convert, or a head mixes more dims than an ordinary head has.
-    """
-    options, name, shapes = _describe(state, path)
-    if not getattr(options, "collab_config", None):
-        raise CollabError(f"{path} has no collaborative heads; nothing to do.")
-    config = CollabConfig.from_json(options.collab_config, shapes, path)
-    weights = state["model"]
-    small = [
-        k for k, s in shapes.items() for c in getattr(config, k) if not c.collaborative and c.key_dim < s.embed_dim
-    ]
-    if small:
-        raise CollabError(
-            f"{path} has concatenated heads of a smaller key dim ({small[0]}), which stock fairseq lacks."
-        )
-    report = ConversionReport(parameters_before=_count(weights))
-    modules = []
-    for one in adapter.attentions(shapes):
-        settings = getattr(config, one.kind)[one.layer]
-        if settings.collaborative:
-            k_width = weights[f"{one.prefix}.k_proj.weight"].size(1)
-            module = CollaborativeAttention.from_config(
-                settings, shapes[one.kind].embed_dim, one.num_heads, kdim=k_width, vdim=k_width
-            )
-            prefix = f"{one.prefix}."
-            module.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
-            modules.append((one, settings, module, module.to_concatenated()))
-    for one, settings, module, exported in tqdm(modules, desc="attentions", unit="attention", disable=not progress):
-        dtype = weights[f"{one.prefix}.q_proj.weight"].dtype
-        report.key_query_before += sum(p.numel() for p in (module.q_proj.weight, module.k_proj.weight, module.mixing))
-        for key in ("mixing", "query_bias", "pick"):
-            weights.pop(f"{one.prefix}.{key}", None)
-        for key, tensor in exported.items():
-            weights[f"{one.prefix}.{key}"] = tensor.to(dtype)
-            report.key_query_after += tensor.numel()
-        report.rows.append({"name": one.prefix, "before": settings.key_dim, "key_dim": module.embed_dim, "error": 0.0})
-    report.parameters_after = _count(weights)
-    options.arch = options._name = name
-    for key in [key for key in vars(options) if key in _FLAGS]:
-        delattr(options, key)
-    set_model_options(state, options)
-    drop_training_state(state)
-    return report
-
-
-_FLAGS = ("collaborative_heads", "key_dim", "mix_dim", "mix_layout", "mixing_init", "collab_config") + tuple(
-    f"{name}_key_dim" for name in ATTENTIONS
-)
-
-
-def _describe(state: dict[str, Any], path: str):
+def describe(state: dict[str, Any], path: str):
     options = model_options(state, path)
     name = adapter.model_name(options)
     if name is None:
@@ -191,7 +137,7 @@ def _convert_attention(
     }
 
 
-def _count(weights: dict[str, Any]) -> int:
+def count_parameters(weights: dict[str, Any]) -> int:
     """Parameters, those that are stored twice because they are tied counted once."""
     unique = {tensor.data_ptr(): tensor for key, tensor in weights.items() if not key.endswith(("version", ".pick"))}
     return sum(tensor.numel() for tensor in unique.values())

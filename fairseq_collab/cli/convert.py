@@ -12,8 +12,9 @@ from typing import Optional, Sequence
 from fairseq_collab import __version__
 from fairseq_collab.adapters.fairseq_transformer import architecture_flags
 from fairseq_collab.checkpoint import load_checkpoint, model_options, save_checkpoint
+from fairseq_collab.concatenate import to_concatenated
 from fairseq_collab.config import ATTENTIONS
-from fairseq_collab.convert import ConversionReport, to_collaborative, to_concatenated
+from fairseq_collab.convert import ConversionReport, to_collaborative
 from fairseq_collab.errors import CollabError
 from fairseq_collab.flags import parse_heads
 

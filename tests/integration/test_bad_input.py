@@ -275,4 +275,6 @@ def test_a_configuration_that_does_not_fit_the_checkpoint_is_refused(generate, w
 
 
 def test_overrides_that_agree_with_the_checkpoint_are_fine(generate, window_model):
-    generate(window_model / "checkpoint_last.pt", "--beam", 1, "--model-overrides", "{'key_dim': 16, 'mix_dim': 8}")
+    path = window_model / "checkpoint_last.pt"
+    overridden = generate(path, "--beam", 1, "--model-overrides", "{'key_dim': 16, 'mix_dim': 8}")
+    assert overridden.hypotheses() == generate(path, "--beam", 1).hypotheses()
