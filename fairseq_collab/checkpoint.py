@@ -71,12 +71,30 @@ def set_model_options(state: dict[str, Any], options: Namespace) -> None:
         state["args"] = options
 
 
+def use_ema(state: dict[str, Any], path: str) -> None:
+    """Puts the moving average of the weights that ``--store-ema`` kept in the place of the weights.
+
+    Raises:
+        CollabError: there is none.
+    """
+    extra = state.get("extra_state")
+    average = extra.get("ema") if isinstance(extra, dict) else None
+    if not average:
+        raise CollabError(f"{path} holds no moving average; it was not trained with --store-ema: leave --ema out")
+    # in the averages of tied weights the tie is lost
+    ties: dict[int, Any] = {}
+    for key, tensor in state["model"].items():
+        if key in average:
+            state["model"][key] = ties.setdefault(tensor.data_ptr(), average[key].to(tensor.dtype))
+
+
 def drop_training_state(state: dict[str, Any]) -> None:
     """Removes what belongs to the optimizer of the model as it was, in place."""
     state["last_optimizer_state"] = None
     extra = state.get("extra_state")
     if isinstance(extra, dict):
-        extra.pop("ema", None)
+        for key in [key for key in extra if key.startswith("ema")]:
+            del extra[key]
 
 
 def save_checkpoint(state: dict[str, Any], path: str | os.PathLike) -> None:

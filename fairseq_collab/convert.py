@@ -4,92 +4,101 @@ The mathematics is ``decomposition``, the names are ``adapters``; the way back i
 """
 
 import time
-from dataclasses import dataclass, field
-from typing import Any, Iterable, Optional
+from pathlib import Path
+from typing import Any, Optional
 
 import torch
 from tqdm import tqdm
 
+from fairseq_collab import ranks
 from fairseq_collab.adapters import fairseq_transformer as adapter
-from fairseq_collab.checkpoint import drop_training_state, model_options, set_model_options
-from fairseq_collab.config import ATTENTIONS, AttentionConfig, CollabConfig, check_attention, resolve_attention
-from fairseq_collab.decomposition.cp import Heads, decompose, fit_query_bias
+from fairseq_collab.checkpoint import drop_training_state
+from fairseq_collab.config import ATTENTIONS, check_attention
+from fairseq_collab.conversion import OLD_KEYS, Job, Request, count_parameters, describe
+from fairseq_collab.decomposition.layer import (
+    CollaborativeLayer,
+    ConcatenatedLayer,
+    convert_layer,
+    score_error,
+    weight_error,
+)
 from fairseq_collab.errors import CollabError
+from fairseq_collab.report import ConversionReport
 
 
-@dataclass
-class ConversionReport:
-    """What was done to each attention: rows of ``name, before, key_dim, mix_dim, error, seconds``."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    key_query_before: int = 0
-    key_query_after: int = 0
-    parameters_before: int = 0
-    parameters_after: int = 0
-
-
-def to_collaborative(
-    state: dict[str, Any],
-    path: str,
-    key_dim: int,
-    kinds: Iterable[str] = ATTENTIONS,
-    mix_dim: Optional[int] = None,
-    mix_layout: str = "picked",
-    progress: bool = True,
-) -> ConversionReport:
-    """Converts the attentions of these kinds in place, and the options with them; the optimizer's state is dropped.
+def check(state: dict[str, Any], path: str, request: Request) -> list[str]:
+    """Every reason for which :func:`to_collaborative` would refuse, as far as that can be known beforehand.
 
     Args:
-        state: a checkpoint of fairseq's ``transformer`` or ``transformer_lm``. path: what to call it in messages.
-        key_dim: R. kinds: any of encoder, cross, decoder.
-        mix_dim: P, K when None. mix_layout: ``picked``, or ``dense`` for P = R.
-
-    Raises:
-        CollabError: all reasons that can be known beforehand, in one sentence each.
+        state: a checkpoint. path: what to call it.
     """
-    options, name, shapes = describe(state, path)
-    kinds = [kind for kind in shapes if kind in set(kinds)]
+    try:
+        options, _, shapes = describe(state, path)
+    except CollabError as error:
+        return [str(error)]
     reasons = []
+    kinds = [kind for kind in shapes if kind in request.kinds]
     if getattr(options, "collab_config", None):
         reasons.append(f"{path} has collaborative heads already; start from the checkpoint that it was converted from")
     if not kinds:
         reasons.append(f"--attention names none of the attentions of this model, {', '.join(shapes)}")
-    layout = {"mix_layout": mix_layout, "mix_dim": mix_dim}
-    wanted = {kind: resolve_attention(shapes[kind], collaborative=True, key_dim=key_dim, **layout) for kind in kinds}
-    for kind, config in wanted.items():
+    for kind in kinds if request.key_dim is not None else ():
         try:
+            config = request.attention(shapes[kind], request.key_dim)
             check_attention(config, shapes[kind], kind)
+            if request.mix_dim is not None and request.mix_dim > request.key_dim:
+                reasons.append(f"--mix-dim is {request.mix_dim}, more than the {request.key_dim} shared dims")
         except CollabError as error:
             reasons.append(str(error))
-    weights = state["model"]
-    adapter.split_in_proj(weights)
-    found = adapter.attentions(shapes, kinds)
-    if not reasons:
-        reasons += [reason for one in found if (reason := _unusable(weights, one, shapes[one.kind].embed_dim))]
-    if reasons:
+    adapter.split_in_proj(state["model"])
+    for one in adapter.attentions(shapes, kinds):
+        if reason := _unusable(state["model"], one, shapes[one.kind].embed_dim):
+            reasons.append(reason)
+    if request.calibrate is not None and Path(request.calibrate).is_dir():
+        from fairseq_collab.fairseq_modules.observed import check_data
+
+        reasons += check_data(state, request.calibrate, "--calibrate")
+    return reasons
+
+
+def to_collaborative(state: dict[str, Any], path: str, request: Request) -> ConversionReport:
+    """Converts in place, and the options with the weights; the optimizer's state is dropped.
+
+    Args:
+        state: a checkpoint of fairseq's ``transformer`` or ``transformer_lm``. path: what to call it in messages.
+
+    Raises:
+        CollabError: all reasons that can be known beforehand, in one sentence each; or what came up on the way.
+    """
+    if reasons := check(state, path, request):
         raise CollabError(" ".join(reason if reason.endswith(".") else reason + "." for reason in reasons))
-
-    report = ConversionReport(parameters_before=count_parameters(weights))
-    for one in tqdm(found, desc="attentions", unit="attention", disable=not progress):
-        report.rows.append(_convert_attention(weights, one, wanted[one.kind], report))
-    report.parameters_after = count_parameters(weights)
-    layers = {kind: (AttentionConfig(False, shape.embed_dim),) * shape.layers for kind, shape in shapes.items()}
-    layers |= {kind: (config,) * shapes[kind].layers for kind, config in wanted.items()}
-    options.collab_config = CollabConfig(**layers).to_json()
-    options.arch = options._name = adapter.ARCHITECTURES[name]
-    set_model_options(state, options)
     drop_training_state(state)
+    options, name, shapes = describe(state, path)
+    job = Job(request, state, options, name, shapes, adapter.attentions(shapes, request.kinds))
+    report = job.report
+    report.parameters = [count_parameters(job.weights)]
+    original = None
+    if request.calibrate is not None:
+        from fairseq_collab import conversion_training
+
+        original = conversion_training.observe_original(job)
+    layers = {one.prefix: job.original(one) for one in job.found}
+    dims = _choose_key_dims(job, layers)
+    with tqdm(job.found, desc="attentions", unit="attention", disable=not request.progress) as bar:
+        for one in bar:
+            started = time.monotonic()
+            converted = _convert_attention(job, one, layers[one.prefix], dims[one.prefix])
+            job.write(one, converted)
+            error = weight_error(layers[one.prefix], converted)
+            bar.set_postfix_str(f"{one.prefix} error {error:.4f}")
+            report.rows.append({"name": one.prefix, "seconds": time.monotonic() - started})
+    job.store_options()
+    if request.refine_steps:
+        conversion_training.refine(job, original)
+    if request.distill_steps:
+        conversion_training.distill_model(job, original)
+    _fill_report(job, layers)
     return report
-
-
-def describe(state: dict[str, Any], path: str):
-    options = model_options(state, path)
-    name = adapter.model_name(options)
-    if name is None:
-        arch = getattr(options, "arch", None) or getattr(options, "_name", None)
-        known = ", ".join(adapter.ARCHITECTURES)
-        raise CollabError(f"{path} is a {arch} model; this version converts {known} and their presets.")
-    return options, name, adapter.shapes(options, name)
 
 
 def _unusable(weights: dict[str, Any], one: adapter.Attention, width: int) -> Optional[str]:
@@ -106,38 +115,76 @@ def _unusable(weights: dict[str, Any], one: adapter.Attention, width: int) -> Op
     return None
 
 
-def _convert_attention(
-    weights: dict[str, Any], one: adapter.Attention, config: AttentionConfig, report: ConversionReport
-) -> dict[str, Any]:
-    started = time.monotonic()
-    old = {key: weights.pop(f"{one.prefix}.{key}") for key in ("q_proj.weight", "q_proj.bias", "k_proj.weight")}
-    dropped = weights.pop(f"{one.prefix}.k_proj.bias")
-    dtype = old["q_proj.weight"].dtype
-    heads = Heads.from_weights(old["q_proj.weight"], old["k_proj.weight"], one.num_heads)
-    factors, pick, errors = decompose(heads, config.key_dim, config.mix_dim)
-    new = {
-        "q_proj.weight": factors.q.T,
-        "k_proj.weight": factors.k.T,
-        "mixing": factors.mixing.gather(1, pick),
-        "query_bias": fit_query_bias(factors, pick, old["k_proj.weight"], old["q_proj.bias"]),
-    }
-    for key, tensor in new.items():
-        weights[f"{one.prefix}.{key}"] = tensor.to(dtype).contiguous()
-    if config.mix_layout == "picked":
-        weights[f"{one.prefix}.pick"] = pick.contiguous()
-    report.key_query_before += sum(tensor.numel() for tensor in (*old.values(), dropped))
-    report.key_query_after += sum(tensor.numel() for tensor in new.values())
-    return {
-        "name": one.prefix,
-        "before": heads.q.size(1),
-        "key_dim": config.key_dim,
-        "mix_dim": config.mix_dim,
-        "error": errors[-1],
-        "seconds": time.monotonic() - started,
-    }
+def _choose_key_dims(job: Job, layers: dict[str, ConcatenatedLayer]) -> dict[str, int]:
+    request = job.request
+    names = [one.prefix for one in job.found]
+    chosen = dict.fromkeys(names, request.key_dim)
+    if request.key_dim is not None and not request.curves:
+        return chosen
+    curves = ranks.error_curves(layers, job.whitenings, request.progress)
+    job.report.curves = {name: dict(zip(c.dims, c.errors, strict=True)) for name, c in curves.items()}
+    if request.key_dim is not None:
+        return chosen
+    if request.max_error is not None:
+        return ranks.under_error(curves, request.max_error)
+    costs, total = {}, 0
+    for one in job.found:
+        layer = layers[one.prefix]
+        head_dim = layer.q_weight.size(0) // one.num_heads
+        width = layer.q_weight.size(1) + layer.k_weight.size(1)
+        dense = request.mix_layout == "dense"
+        costs[one.prefix] = (width + 2 * one.num_heads, 0) if dense else (width, 2 * one.num_heads * head_dim)
+        total += sum(job.weights[f"{one.prefix}.{key}"].numel() for key in OLD_KEYS)
+    return ranks.under_budget(curves, costs, int(request.budget * total))
 
 
-def count_parameters(weights: dict[str, Any]) -> int:
-    """Parameters, those that are stored twice because they are tied counted once."""
-    unique = {tensor.data_ptr(): tensor for key, tensor in weights.items() if not key.endswith(("version", ".pick"))}
-    return sum(tensor.numel() for tensor in unique.values())
+def _convert_attention(job: Job, one: adapter.Attention, layer: ConcatenatedLayer, key_dim: int) -> CollaborativeLayer:
+    request, shape = job.request, job.shapes[one.kind]
+    whitening = job.whitenings.get(one.prefix)
+    while True:
+        config = check_attention(request.attention(shape, key_dim), shape, one.kind, one.layer)
+        converted = convert_layer(layer, key_dim, config.mix_dim, whitening, request.method, request.seed)
+        job.configs[one.prefix] = config
+        if request.max_error is None or key_dim >= shape.embed_dim:
+            return converted
+        error = score_error(layer, converted, whitening)[0] if whitening else weight_error(layer, converted)
+        if error <= request.max_error:
+            return converted
+        key_dim = min(shape.embed_dim, key_dim + max(1, shape.embed_dim // 32))
+
+
+def _fill_report(job: Job, layers: dict[str, ConcatenatedLayer]) -> None:
+    report, request = job.report, job.request
+    report.parameters.append(count_parameters(job.weights))
+    for one, row in zip(job.found, report.rows, strict=True):
+        config, layer, converted = job.configs[one.prefix], layers[one.prefix], job.converted(one)
+        row.update(before=layer.q_weight.size(0), key_dim=config.key_dim, mix_dim=config.mix_dim)
+        row["weight_error"] = weight_error(layer, converted)
+        whitening = job.whitenings.get(one.prefix)
+        row["score_error"] = None if whitening is None else score_error(layer, converted, whitening)[0]
+        report.mixing[one.prefix] = converted.factors.mixing.float()
+    bytes_each = next(tensor.element_size() for key, tensor in job.weights.items() if key.endswith("q_proj.weight"))
+    for one in adapter.attentions(job.shapes):
+        if one.kind == "encoder":
+            continue
+        side = 1 if one.kind == "cross" else 0
+        before = job.shapes[one.kind].embed_dim
+        config = job.configs.get(one.prefix)
+        report.cache_bytes[0][side] += bytes_each * before
+        report.cache_bytes[1][side] += bytes_each * (config.key_dim if config else before)
+    dims = sorted({config.key_dim for config in job.configs.values()})
+    kinds = "+".join(kind for kind in ATTENTIONS if kind in {one.kind for one in job.found})
+    report.settings = {
+        "conv": request.method,
+        "R": dims[0] if len(dims) == 1 else f"{dims[0]}-{dims[-1]}",
+        "P": "R" if request.mix_layout == "dense" else request.mix_dim or "K",
+        "attn": kinds,
+        "calib": report.settings.get("calib", "none"),
+        "refine": request.refine_steps,
+        "distill": request.distill_steps,
+        "seed": request.seed,
+    }
+    if request.budget is not None:
+        report.settings["budget"] = request.budget
+    if request.max_error is not None:
+        report.settings["max-error"] = request.max_error

@@ -27,7 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGIN_DIR = ROOT / "fairseq_collab"
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+sys.path.insert(0, str(ROOT))
 
 from fairseq_collab.errors import CollabError  # noqa: E402
 
@@ -115,7 +115,7 @@ def find_references(args: argparse.Namespace, target_lang: str, count: int) -> P
 
 def translate(path: str, args: argparse.Namespace) -> dict[str, Any]:
     """Decode one system: `lines`, `references`, where those came from, `langs` and figures."""
-    from decoding import LoadedSystem, build_detokenizer, joining_rule
+    from fairseq_collab.fairseq_modules.translate import LoadedSystem, build_detokenizer, joining_rule
 
     system = LoadedSystem(path, args)
     dictionary = system.task.tgt_dict

@@ -1,22 +1,26 @@
-"""``fairseq-collab-convert``: a fairseq checkpoint with ordinary heads to collaborative ones, and exactly back.
+"""``fairseq-collab-convert``: a fairseq checkpoint with ordinary heads to collaborative ones, and back.
 
-Arguments, messages and the printed table; the work is ``fairseq_collab.convert``.
+Arguments, messages and the order of things; the work is ``fairseq_collab.convert`` and ``fairseq_collab.concatenate``.
 """
 
 import argparse
+import logging
 import os
+import shutil
 import sys
+import warnings
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
-from fairseq_collab import __version__
+from fairseq_collab import convert
 from fairseq_collab.adapters.fairseq_transformer import architecture_flags
-from fairseq_collab.checkpoint import load_checkpoint, model_options, save_checkpoint
+from fairseq_collab.checkpoint import load_checkpoint, model_options, save_checkpoint, use_ema
 from fairseq_collab.concatenate import to_concatenated
 from fairseq_collab.config import ATTENTIONS
-from fairseq_collab.convert import ConversionReport, to_collaborative
+from fairseq_collab.decomposition.methods import METHODS
 from fairseq_collab.errors import CollabError
 from fairseq_collab.flags import parse_heads
+from fairseq_collab.report import ConversionReport
 
 PROG = "fairseq-collab-convert"
 
@@ -26,15 +30,20 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROG,
         description="Convert a checkpoint of fairseq's transformer or transformer_lm to collaborative heads of a "
-        "smaller key dim, or (--to-concatenated) a collaborative checkpoint exactly back to a stock one.",
+        "smaller key dim, or (--to-concatenated) a collaborative checkpoint back to a stock one.",
     )
     files = parser.add_argument_group("files")
     files.add_argument("--path", required=True, type=Path, metavar="IN.pt", help="checkpoint to read; never changed")
     files.add_argument("--output", required=True, type=Path, metavar="OUT.pt", help="checkpoint to write")
     files.add_argument("--force", action="store_true", help="replace OUT.pt if it exists")
     files.add_argument("--unsafe-load", action="store_true", help="run code that IN.pt may hold; only if you trust it")
-    what = parser.add_argument_group("conversion")
-    what.add_argument("--key-dim", type=int, metavar="R", help="shared dims of queries and keys")
+    files.add_argument("--ema", action="store_true", help="convert the moving average that --store-ema kept in IN.pt")
+    what = parser.add_argument_group("what to convert to (one of the first three)")
+    what.add_argument("--key-dim", type=int, metavar="R", help="shared dims of queries and keys, in every attention")
+    what.add_argument(
+        "--budget", type=float, metavar="F", help="share of the query and key parameters to keep; R by layer"
+    )
+    what.add_argument("--max-error", type=float, metavar="E", help="relative error allowed; R by layer")
     what.add_argument(
         "--attention",
         default=",".join(ATTENTIONS),
@@ -44,79 +53,188 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument("--mix-dim", type=int, metavar="P", help="dims that one head mixes (default: the head dim)")
     what.add_argument("--mix-layout", choices=("picked", "dense"), default="picked", help="default: %(default)s")
     what.add_argument("--to-concatenated", action="store_true", help="the way back; needs none of the above")
+    how = parser.add_argument_group("how")
+    how.add_argument("--method", choices=METHODS, default="cp", help="decomposition (default: %(default)s)")
+    how.add_argument(
+        "--calibrate", metavar="DATA_BIN", help="folder of fairseq-preprocess whose train split shows real inputs"
+    )
+    how.add_argument("--calibrate-sentences", type=int, default=512, metavar="N", help="default: %(default)s")
+    how.add_argument(
+        "--refine-steps", type=int, default=0, metavar="N", help="training of each layer on the calibration text"
+    )
+    how.add_argument(
+        "--distill-steps", type=int, default=0, metavar="N", help="training of the whole model on it, after that"
+    )
+    how.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    how.add_argument("--device", default="cpu", help="where models run: cpu, cuda, cuda:1 (default: %(default)s)")
+    shown = parser.add_argument_group("what to show")
+    shown.add_argument("--data", metavar="DATA_BIN", help="folder for the loss before and after")
+    shown.add_argument("--gen-subset", default="valid", metavar="SPLIT", help="split of --data (default: %(default)s)")
+    shown.add_argument("--bleu", action="store_true", help="translate that split, too")
+    shown.add_argument("--report", type=Path, metavar="DIR", help="write all figures as JSON, and plots, there")
     return parser
 
 
-def check_arguments(args: argparse.Namespace) -> None:
-    """Every reason to refuse that needs no look into the checkpoint, told together.
-
-    Raises:
-        CollabError: at least one.
-    """
+def check_arguments(args: argparse.Namespace) -> list[str]:
+    """Every reason to refuse that needs no look into the checkpoint."""
     reasons = []
-    if args.to_concatenated and (args.key_dim is not None or args.mix_dim is not None):
-        reasons.append("--to-concatenated takes neither --key-dim nor --mix-dim")
-    if not args.to_concatenated and args.key_dim is None:
+    targets = [name for name in ("key_dim", "budget", "max_error") if getattr(args, name) is not None]
+    if args.to_concatenated:
+        others = [*targets, *(name for name in ("mix_dim", "calibrate", "data") if getattr(args, name) is not None)]
+        reasons += [f"--to-concatenated takes no --{name.replace('_', '-')}" for name in others]
+    elif not targets:
         reasons.append("--key-dim is missing: give the shared dims, for example a quarter of the model's width")
-    if args.key_dim is not None and args.key_dim < 1:
-        reasons.append(f"--key-dim is {args.key_dim}; it must be at least 1")
+    elif len(targets) > 1:
+        reasons.append("--key-dim, --budget and --max-error exclude each other; give one")
+    for name in ("key_dim", "calibrate_sentences"):
+        value, least = getattr(args, name), 1 if name == "key_dim" else 2
+        if value is not None and value < least:
+            reasons.append(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+    for name in ("refine_steps", "distill_steps"):
+        if getattr(args, name) < 0:
+            reasons.append(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 0")
+        elif getattr(args, name) and args.calibrate is None:
+            reasons.append(f"--{name.replace('_', '-')} needs text to train on: give --calibrate DATA_BIN")
+    for name in ("budget", "max_error"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < 1:
+            reasons.append(f"--{name.replace('_', '-')} is {value:g}; it must be a share between 0 and 1")
+        if value is not None and args.mix_dim is not None:
+            reasons.append(f"--mix-dim cannot be combined with --{name.replace('_', '-')}; leave it out")
     if args.mix_dim is not None and args.mix_layout == "dense":
         reasons.append("--mix-dim has no meaning with --mix-layout dense")
+    if args.bleu and args.data is None:
+        reasons.append("--bleu needs text to translate: give --data DATA_BIN")
+    if args.data is not None and not Path(args.data).is_dir():
+        reasons.append(f"--data {args.data}: there is no such folder; make it with fairseq-preprocess")
+    if args.calibrate is not None and not Path(args.calibrate).is_dir():
+        reasons.append(f"--calibrate {args.calibrate}: there is no such folder; make it with fairseq-preprocess")
+    if reason := _device_reason(args.device):
+        reasons.append(reason)
     try:
         parse_heads(args.attention)
     except CollabError as error:
-        reasons.append(str(error).replace("--collaborative-heads", "--attention").rstrip("."))
-    if not args.path.is_file():
-        reasons.append(f"there is no checkpoint {args.path}")
-    if args.output.exists():
+        reasons.append(str(error).replace("--collaborative-heads", "--attention"))
+    if args.output.is_dir():
+        reasons.append(f"--output {args.output} is a folder; give the name of a file")
+    elif args.output.exists():
         if args.path.is_file() and os.path.samefile(args.path, args.output):
             reasons.append("--output is --path itself; give another name")
         elif not args.force:
             reasons.append(f"{args.output} exists; give another name, or --force to replace it")
-    if reasons:
-        raise CollabError("; ".join(reasons))
+    return reasons
 
 
-def table(report: ConversionReport) -> str:
-    """One line an attention and the totals."""
-    lines = [f"{'attention':<34} {'before':>7} {'key dim':>8} {'mix dim':>8} {'weight error':>13} {'seconds':>8}"]
-    for row in report.rows:
-        lines.append(
-            f"{row['name']:<34} {row['before']:>7} {row['key_dim']:>8} {row.get('mix_dim') or '':>8} "
-            f"{row['error']:>13.4f} {row.get('seconds', 0.0):>8.1f}"
-        )
-    lines.append(f"query and key parameters: {report.key_query_before:,} -> {report.key_query_after:,}")
-    lines.append(f"all parameters: {report.parameters_before:,} -> {report.parameters_after:,}")
-    return "\n".join(lines)
+def _device_reason(device: str) -> Optional[str]:
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        return f"--device {device} is no device; give cpu or cuda"
+    if kind == "cuda" and not torch.cuda.is_available():
+        return f"--device {device}: there is no GPU that torch can use here; leave it out"
+    return None
 
 
-def convert(args: argparse.Namespace) -> None:
+def _space_reason(state: dict[str, Any], output: Path) -> Optional[str]:
+    folder = next(parent for parent in output.absolute().parents if parent.exists())
+    weights = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in state["model"].values()}
+    needed, free = sum(weights.values()), shutil.disk_usage(folder).free
+    if needed <= free:
+        return None
+    return f"{output} needs up to {needed:,} bytes and {folder} has {free:,} left; make room or give another folder"
+
+
+def _sentences(reasons: Sequence[str]) -> str:
+    """One line of all reasons, each of them once."""
+    return "; ".join(dict.fromkeys(reason.rstrip(".") for reason in reasons))
+
+
+def request_of(args: argparse.Namespace) -> convert.Request:
+    """What the arguments ask for."""
+    heads = parse_heads(args.attention)
+    return convert.Request(
+        key_dim=args.key_dim,
+        budget=args.budget,
+        max_error=args.max_error,
+        kinds=tuple(kind for kind in ATTENTIONS if kind in heads),
+        mix_dim=args.mix_dim,
+        mix_layout=args.mix_layout,
+        method=args.method,
+        calibrate=args.calibrate,
+        sentences=args.calibrate_sentences,
+        refine_steps=args.refine_steps,
+        distill_steps=args.distill_steps,
+        seed=args.seed,
+        device=args.device,
+        curves=args.report is not None,
+    )
+
+
+def run(args: argparse.Namespace) -> None:
     """The whole command.
 
     Raises:
         CollabError: see the functions called.
     """
-    check_arguments(args)
-    state = load_checkpoint(args.path, args.unsafe_load)
+    reasons, state = check_arguments(args), None
+    try:
+        state = load_checkpoint(args.path, args.unsafe_load)
+        if args.ema:
+            use_ema(state, str(args.path))
+    except CollabError as error:
+        reasons.append(str(error))
+    request = None if any("--attention" in reason for reason in reasons) else request_of(args)
+    if state is not None:
+        reasons += [reason for reason in [_space_reason(state, args.output)] if reason]
+        if not args.to_concatenated and request is not None:
+            reasons += convert.check(state, str(args.path), request)
+        if args.data is not None and Path(args.data).is_dir() and not reasons:
+            from fairseq_collab.fairseq_modules.observed import check_data
+
+            reasons += check_data(state, args.data, "--data")
+    if reasons:
+        raise CollabError(_sentences(reasons))
     if args.to_concatenated:
         report = to_concatenated(state, str(args.path))
     else:
-        kinds = parse_heads(args.attention)
-        report = to_collaborative(state, str(args.path), args.key_dim, kinds, args.mix_dim, args.mix_layout)
+        _evaluate(args, state, args.path, before := ConversionReport())
+        report = convert.to_collaborative(state, str(args.path), request)
+        report.bits_per_token, report.bleu = before.bits_per_token, before.bleu
     save_checkpoint(state, args.output)
-    print(table(report))
-    options = model_options(state, str(args.output))
-    if args.to_concatenated:
-        print(f"signature: conv:exact|to:concatenated|version:{__version__}")
-        print(f"generate:  fairseq-generate DATA --path {args.output}")
+    report.file_bytes = [args.path.stat().st_size, args.output.stat().st_size]
+    _evaluate(args, state, args.output, report)
+    print(report.table())
+    print(f"signature: {report.signature}")
+    if args.report is not None:
+        print("report:    " + " ".join(str(path) for path in report.save(args.report)))
+    _print_commands(args, state)
+
+
+def _evaluate(args: argparse.Namespace, state: dict[str, Any], path: Path, report: ConversionReport) -> None:
+    if args.data is None:
         return
-    kinds = "+".join(name for name in ATTENTIONS if name in parse_heads(args.attention))
-    mixing = f"P:{args.mix_dim or 'K'}" if args.mix_layout == "picked" else "P:R"
-    print(f"signature: conv:cp|R:{args.key_dim}|{mixing}|attn:{kinds}|calib:none|refine:0|version:{__version__}")
-    print(f"generate:  fairseq-generate DATA --user-dir fairseq_collab --path {args.output}")
-    flags = ["--arch", options.arch, *architecture_flags(options)]
+    from fairseq_collab.fairseq_modules.observed import FairseqModel
+    from fairseq_collab.fairseq_modules.translate import corpus_bleu
+
+    report.bits_per_token.append(FairseqModel(state, args.data, args.device).bits_per_token(args.gen_subset))
+    if args.bleu:
+        report.bleu.append(corpus_bleu(str(path), args.data, args.gen_subset, args.device == "cpu"))
+    report.settings["eval"] = args.gen_subset
+
+
+def _print_commands(args: argparse.Namespace, state: dict[str, Any]) -> None:
+    options = model_options(state, str(args.output))
+    data = args.data or args.calibrate or "DATA"
+    command = "fairseq-eval-lm" if "_lm" in options.arch else "fairseq-generate"
+    if args.to_concatenated:
+        print(f"use:       {command} {data} --path {args.output}")
+        return
+    print(f"use:       {command} {data} --user-dir fairseq_collab --path {args.output}")
+    flags = " ".join(["--arch", options.arch, *architecture_flags(options)])
     print(
-        f"fine-tune: fairseq-train DATA --user-dir fairseq_collab {' '.join(flags)} --collab-config {args.output} "
+        f"fine-tune: fairseq-train {data} --user-dir fairseq_collab {flags} --collab-config {args.output} "
         f"--finetune-from-model {args.output}"
     )
 
@@ -124,8 +242,10 @@ def convert(args: argparse.Namespace) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs the command line: 0, 1 after a sentence, 130 when interrupted, with nothing left behind."""
     args = build_parser().parse_args(argv)
+    warnings.filterwarnings("ignore", message=".*(pin_memory|mismatched key_padding_mask).*")
+    logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), stream=sys.stderr)
     try:
-        convert(args)
+        run(args)
     except CollabError as error:
         print(f"{PROG}: error: {error}", file=sys.stderr)
         return 1

@@ -43,6 +43,10 @@ class Heads:
         member = torch.eye(num_heads, dtype=torch.float64).repeat_interleave(head_dim, dim=1)
         return cls(member, q_weight.double().T, k_weight.double().T)
 
+    def content_bias(self, q_bias: Tensor) -> Tensor:
+        """What a query bias (N,) adds to the scores of each head: ``bq[h]^T Wk[h]``, (H, E)."""
+        return (self.member * q_bias.to(self.q)) @ self.k.T
+
     def squared_norm(self) -> Tensor:
         """``|T|^2``."""
         return ((self.member.T @ self.member) * (self.q.T @ self.q) * (self.k.T @ self.k)).sum()
@@ -80,46 +84,25 @@ def decompose(
     mix_dim = key_dim if mix_dim is None else mix_dim
     if key_dim >= size and mix_dim >= size // num_heads:
         factors = _copy(heads, key_dim)
-        pick = _strongest(factors, mix_dim)
+        pick = strongest(factors, mix_dim)
         return factors, pick, [relative_error(heads, factors)]
-    start = _start(heads, key_dim)
+    start = singular_components(heads, key_dim)
     if heads.squared_norm() == 0:
         return (
             Factors(*(torch.zeros_like(x) for x in (start.mixing, start.q, start.k))),
-            _strongest(start, mix_dim),
+            strongest(start, mix_dim),
             [0.0],
         )
-    factors, errors = _sweep(heads, start, None, max_sweeps, tol)
+    factors, errors = sweep(heads, start, None, max_sweeps, tol)
     if mix_dim == key_dim:
         return factors, torch.arange(key_dim).expand(num_heads, key_dim), errors
     # the dense solution is the better place to choose dims from, except where heads repeat each other
     found = []
     for candidate in (factors, start):
-        pick = _strongest(candidate, mix_dim)
-        found.append((*_sweep(heads, candidate, pick, max_sweeps, tol), pick))
+        pick = strongest(candidate, mix_dim)
+        found.append((*sweep(heads, candidate, pick, max_sweeps, tol), pick))
     factors, more, pick = min(found, key=lambda one: one[1][-1])
     return factors, pick, errors + more
-
-
-def fit_query_bias(factors: Factors, pick: Tensor, k_weight: Tensor, q_bias: Tensor) -> Tensor:
-    """The content bias ``bq[h]^T Wk[h] y`` of every head in the space of its shared keys, by least squares.
-
-    Args:
-        pick: (H, P). k_weight: (N, E). q_bias: (N,).
-
-    Returns:
-        (H, P) in the dtype of the factors, exact where the key columns of a head span its own.
-    """
-    num_heads = pick.size(0)
-    wanted = torch.einsum(
-        "hke,hk->he", k_weight.double().view(num_heads, -1, k_weight.size(1)), _split(q_bias, num_heads)
-    )
-    columns = factors.k.T[pick].transpose(1, 2)  # (H, E, P)
-    return torch.linalg.lstsq(columns, wanted.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
-
-
-def _split(bias: Tensor, num_heads: int) -> Tensor:
-    return bias.double().view(num_heads, -1)
 
 
 def _gram(x: Tensor) -> Tensor:
@@ -137,7 +120,7 @@ def _copy(heads: Heads, key_dim: int) -> Factors:
     return Factors(*parts)
 
 
-def _start(heads: Heads, key_dim: int) -> Factors:
+def singular_components(heads: Heads, key_dim: int) -> Factors:
     """The ``key_dim`` strongest singular components of all heads, each mixed by its own head alone."""
     num_heads, size = heads.member.shape
     head_dim = size // num_heads
@@ -155,13 +138,17 @@ def _start(heads: Heads, key_dim: int) -> Factors:
     kept = found.argsort(descending=True, stable=True)[:key_dim].sort().values
     q, k = torch.cat(columns_q, dim=1)[:, kept], torch.cat(columns_k, dim=1)[:, kept]
     mixing = torch.nn.functional.one_hot(owner[kept], num_heads).T.double()  # (H, R)
-    return _balance(Factors(*(torch.nn.functional.pad(x, (0, key_dim - len(kept))) for x in (mixing, q, k))))
+    return balance(Factors(*(torch.nn.functional.pad(x, (0, key_dim - len(kept))) for x in (mixing, q, k))))
 
 
-def _sweep(
-    heads: Heads, factors: Factors, pick: Optional[Tensor], max_sweeps: int, tol: float
+def sweep(
+    heads: Heads, factors: Factors, pick: Optional[Tensor], max_sweeps: int = 200, tol: float = 1e-5
 ) -> tuple[Factors, list[float]]:
-    """Alternating least squares; with ``pick``, ``mixing`` is fitted on the picks of each head alone."""
+    """Alternating least squares; with ``pick``, ``mixing`` is fitted on the picks of each head alone.
+
+    Returns:
+        factors, and the relative errors at the start and after each sweep.
+    """
     if pick is not None:
         factors = Factors(_fit_mixing(heads, factors, pick), factors.q, factors.k)
     errors = [relative_error(heads, factors)]
@@ -170,7 +157,7 @@ def _sweep(
         q = _solve(heads.q @ ((heads.k.T @ k) * (heads.member.T @ mixing)), _gram(k) * _gram(mixing))
         k = _solve(heads.k @ ((heads.q.T @ q) * (heads.member.T @ mixing)), _gram(q) * _gram(mixing))
         mixing = _fit_mixing(heads, Factors(mixing, q, k), pick)
-        following = _balance(Factors(mixing, q, k))
+        following = balance(Factors(mixing, q, k))
         error = relative_error(heads, following)
         if not error < errors[-1]:
             break
@@ -202,7 +189,7 @@ def _ridged(gram: Tensor) -> Tensor:
     return gram + torch.diag_embed(lift.expand_as(diagonal))
 
 
-def _balance(factors: Factors) -> Factors:
+def balance(factors: Factors) -> Factors:
     """The same tensor with ``|q| = |k|`` in every column and mixing of at most 1, which half precision keeps."""
     top = factors.mixing.abs().amax(0)
     norm_q, norm_k = factors.q.norm(dim=0), factors.k.norm(dim=0)
@@ -215,7 +202,7 @@ def _balance(factors: Factors) -> Factors:
     return Factors(scaled(factors.mixing, 1 / top), scaled(factors.q, norm / norm_q), scaled(factors.k, norm / norm_k))
 
 
-def _strongest(factors: Factors, mix_dim: int) -> Tensor:
+def strongest(factors: Factors, mix_dim: int) -> Tensor:
     """The ``mix_dim`` dims that matter most to each head, ascending: (H, P)."""
     weight = factors.mixing.abs() * factors.q.norm(dim=0) * factors.k.norm(dim=0)
     return weight.argsort(dim=1, descending=True, stable=True)[:, :mix_dim].sort(dim=1).values

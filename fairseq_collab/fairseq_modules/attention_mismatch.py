@@ -68,14 +68,18 @@ def check_attentions(checkpoint: Mapping[str, Any], model: Mapping[str, Any]) ->
     kinds = [prefix for prefix in common if theirs[prefix].collaborative != ours[prefix].collaborative]
     if kinds:
         raise CollabError(_kind_sentence(kinds, theirs, ours))
-    for field, name in (("key_dim", "key dim"), ("mix_dim", "mix dim"), ("mix_layout", "mix layout")):
-        wrong = [prefix for prefix in common if getattr(theirs[prefix], field) != getattr(ours[prefix], field)]
-        if wrong:
-            first = wrong[0]
-            raise CollabError(
-                f"{name} is {getattr(theirs[first], field)} in the checkpoint and {getattr(ours[first], field)} "
-                f"in the model at {_where(wrong)}: {_dim_advice(field, theirs)}"
-            )
+    wrong = {
+        field: prefixes
+        for field in ("key_dim", "mix_dim", "mix_layout")
+        if (prefixes := [one for one in common if getattr(theirs[one], field) != getattr(ours[one], field)])
+    }
+    if wrong:
+        field, prefixes = next(iter(wrong.items()))
+        first = prefixes[0]
+        raise CollabError(
+            f"{field.replace('_', ' ')} is {getattr(theirs[first], field)} in the checkpoint and "
+            f"{getattr(ours[first], field)} in the model at {_where(prefixes)}: {_dim_advice(set(wrong), theirs)}"
+        )
 
 
 def _where(prefixes: list[str]) -> str:
@@ -100,24 +104,47 @@ def _kind_sentence(wrong: list[str], checkpoint: dict[str, AttentionShape], mode
             "or load it into one of the architectures with `collab` in their names"
         )
     types = [name for name in ("encoder", "cross", "decoder") if name in map(attention_type, collaborative)]
-    return start + f"repeat its --collaborative-heads {'_'.join(types)}"
+    return start + (
+        f"repeat its --collaborative-heads {'_'.join(types)}, or give the checkpoint itself to --collab-config"
+    )
 
 
-def _dim_advice(field: str, shapes: dict[str, AttentionShape]) -> str:
-    """The flag that builds a model with the dims of `shapes`."""
-    if field != "key_dim":
-        values = {getattr(shape, field) for shape in shapes.values() if shape.collaborative}
-        flag = f"--{field.replace('_', '-')}"
-        return f"give {flag} {values.pop()}" if len(values) == 1 else "give the checkpoint itself to --collab-config"
+def _dim_advice(wrong: set[str], shapes: dict[str, AttentionShape]) -> str:
+    """The flags, of those that set the fields in `wrong`, that build a model with the attentions of `shapes`."""
+    flags = [*_key_dim_flags(wrong, shapes), *_mixing_flags(wrong, shapes)]
+    itself = "the checkpoint itself to --collab-config"
+    return f"give {itself}" if None in flags else f"give {' '.join(flags)}, or {itself}"
+
+
+def _key_dim_flags(wrong: set[str], shapes: dict[str, AttentionShape]) -> list[str | None]:
+    """`[None]` where the layers of one attention differ, for which there are no flags."""
+    if "key_dim" not in wrong:
+        return []
     if len(dims := _distinct(shapes.values())) == 1:
-        return f"give --key-dim {dims.pop()}"
-    flags = []
+        return [f"--key-dim {dims.pop()}"]
+    flags: list[str | None] = []
     for name in ("encoder", "cross", "decoder"):
         dims = _distinct(shape for prefix, shape in shapes.items() if attention_type(prefix) == name)
         if len(dims) > 1:
-            return "give the checkpoint itself to --collab-config"
+            return [None]
         flags += [f"--{name}-key-dim {dim}" for dim in dims]
-    return "give " + " ".join(flags)
+    return flags
+
+
+def _mixing_flags(wrong: set[str], shapes: dict[str, AttentionShape]) -> list[str | None]:
+    """`[None]` where the attentions differ, for which there are no flags."""
+    shared = [shape for shape in shapes.values() if shape.collaborative]
+    layouts, mix_dims = {shape.mix_layout for shape in shared}, {shape.mix_dim for shape in shared}
+    if not shared:
+        return []
+    if "key_dim" in wrong and layouts == {"dense"}:
+        return ["--mix-layout dense"] if "mix_layout" in wrong else []
+    if len(layouts) > 1 or len(mix_dims) > 1:
+        return [None]
+    # what fits by chance may follow from the key dim that is wrong
+    flags = [f"--mix-dim {mix_dims.pop()}"] if wrong & {"key_dim", "mix_dim"} else []
+    sparse = layouts != {"dense"}
+    return flags + ([f"--mix-layout {layouts.pop()}"] if sparse and wrong & {"key_dim", "mix_layout"} else [])
 
 
 def _distinct(shapes: Iterable[AttentionShape]) -> set[int]:

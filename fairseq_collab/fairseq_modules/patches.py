@@ -18,7 +18,7 @@ data_utils.batch_by_size                  stock: leaves out a last batch that is
 FairseqTask.get_batch_iterator            stock: a resumed run puts other sentences together than the one it resumes
                                           here: the same batches, so the loss curve goes on
 checkpoint_utils.load_checkpoint          stock: trains anew, silently, when --restore-file does not exist
-                                          here: refuses
+                                          here: refuses, and says in a line why it cannot --finetune-from-model
 SequenceGenerator.generate                stock: diverse beams look up numbers of the data set in a table of the batch
                                           here: numbers of the batch
 eval_lm.eval_lm                           stock: perplexity 1.00 when every block was skipped as too long
@@ -114,7 +114,13 @@ def _load_checkpoint(stock: Callable) -> Callable:
                     f"--restore-file {path} does not exist: give an existing checkpoint, or leave the option out to "
                     "go on from checkpoint_last.pt in --save-dir, or anew if there is none"
                 )
-        return stock(cfg, trainer, **kwargs)
+        try:
+            return stock(cfg, trainer, **kwargs)
+        except ValueError as error:
+            if not str(error).startswith("--finetune-from-model"):
+                raise
+            # one of these sentences goes on with all options of the training
+            raise CollabError(str(error).partition(": ")[0]) from error
 
     return load_checkpoint
 
@@ -213,16 +219,19 @@ def user_error(error: BaseException | None) -> str | None:
     """The sentence of the CollabError that `error` is, was caused by, or reports from a spawned process; else None.
 
     fairseq answers whatever goes wrong in `Trainer.load_checkpoint` with a bare `Exception`, so of those the
-    exception that was being handled counts as well.
+    exception that was being handled counts as well, after the name of the checkpoint that fairseq was loading.
     """
-    seen = set()
+    where, seen = "", set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         if isinstance(error, CollabError):
-            return str(error)
+            return where + str(error)
         if type(error).__name__ == "ProcessRaisedException":
             reported = re.findall(r"^(?:[\w.]*\.)?CollabError: (.+)$", str(error), re.MULTILINE)
             return reported[-1] if reported else None
         handled = error.__context__ if type(error) is Exception and not error.__suppress_context__ else None
+        loading = re.match("Cannot load model parameters from checkpoint (.+?);", str(error))
+        if handled is not None and loading is not None:
+            where = f"{loading[1]}: "
         error = error.__cause__ or handled
     return None

@@ -78,6 +78,17 @@ OLD_STOCK = {f"{prefix}.in_proj_weight": torch.zeros(3 * WIDTH, WIDTH) for prefi
         (collaborative(4, 2), collaborative(4), "mix dim is 2 in the checkpoint and 4 in the model"),
         (collaborative(4, 2), collaborative(4), "give --mix-dim 2"),
         (collaborative(4, 2, picked=True), collaborative(4, 2), "give --mix-layout picked"),
+        (
+            collaborative(4, 2, picked=True),
+            collaborative(2),
+            "give --key-dim 4 --mix-dim 2 --mix-layout picked, or the",
+        ),
+        (collaborative(4), collaborative(6, 2), "give --key-dim 4 --mix-layout dense, or the"),
+        (
+            {**collaborative(4, 2, PREFIXES[:1]), **collaborative(4, prefixes=PREFIXES[1:])},
+            collaborative(6),
+            "in the model at encoder.layers.0.self_attn and 2 more attentions: give the checkpoint itself to",
+        ),
         (collaborative(4, 2), collaborative(4, 2, picked=True), "give --mix-layout window"),
     ],
 )

@@ -100,6 +100,6 @@ def test_what_cannot_be_evaluated_is_said_in_one_sentence(evaluate_bleu, files, 
     [(["a", "\u2581the"], "sentencepiece"), (["a@@", "b"], "subword_nmt"), (["the", "cat"], None)],
 )
 def test_how_pieces_are_joined_is_read_from_the_dictionary(evaluate_bleu, symbols, rule):
-    import decoding
+    from fairseq_collab.fairseq_modules.translate import joining_rule
 
-    assert decoding.joining_rule(symbols) == rule
+    assert joining_rule(symbols) == rule

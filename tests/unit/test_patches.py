@@ -159,7 +159,7 @@ def as_fairseq_reports_loading():
     try:
         raise CollabError("the sentence")
     except Exception:
-        raise Exception("Cannot load model parameters from checkpoint x")  # noqa: B904
+        raise Exception("Cannot load model parameters from checkpoint x.pt; please ...")  # noqa: B904
 
 
 def from_spawned_process():
@@ -176,7 +176,8 @@ def test_uncaught_user_error_is_one_line(chain, capsys, monkeypatch):
     monkeypatch.delenv(patches.TRACEBACK_VARIABLE, raising=False)
     error = raised(chain)
     sys.excepthook(type(error), error, error.__traceback__)
-    assert capsys.readouterr().err == "fairseq_collab: error: the sentence\n"
+    where = "x.pt: " if chain is as_fairseq_reports_loading else ""
+    assert capsys.readouterr().err == f"fairseq_collab: error: {where}the sentence\n"
 
 
 def unrelated():

@@ -1,6 +1,6 @@
-"""Checkpoints made ready to translate a binarised test set, sentence for sentence, for `evaluate_bleu.py`.
+"""Checkpoints made ready to translate a binarised test set, sentence for sentence, for scoring.
 
-Scores, references' files and the command line live there.
+The command line that compares systems and reads raw references is `scripts/evaluate_bleu.py`.
 """
 
 from __future__ import annotations
@@ -185,3 +185,25 @@ def build_detokenizer(name: str, langs: tuple[str, str]) -> Callable[[str], str]
     except ImportError as error:
         raise CollabError("--detokenizer moses needs the package sacremoses: pip install sacremoses") from error
     return tokenizer.decode
+
+
+def corpus_bleu(path: str, data: str | os.PathLike, split: str, cpu: bool) -> dict[str, Any]:
+    """`score` and `signature` of sacreBLEU for a checkpoint on a split, beam 5, against the binarised target side.
+
+    Raises:
+        CollabError: as :class:`LoadedSystem`.
+    """
+    from sacrebleu.metrics import BLEU
+
+    args = Namespace(
+        data=Path(data), gen_subset=split, cpu=cpu, fp16=False, source_lang=None, target_lang=None,
+        model_overrides="{}", beam=5, lenpen=1.0, max_len_a=1.2, max_len_b=10, max_tokens=4000, batch_size=None,
+    )  # fmt: skip
+    system = LoadedSystem(path, args)
+    dictionary = system.task.tgt_dict
+    text = system.joined(dictionary, joining_rule(dictionary.symbols), lambda line: line)
+    references = system.references(text)
+    lines, _ = system.decode(text, args)
+    metric = BLEU()
+    result = metric.corpus_score(lines, [references])
+    return {"score": result.score, "signature": metric.get_signature().format(short=False)}
