@@ -78,11 +78,11 @@ def get_requires_for_build_wheel(config_settings=None):
     return []
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
-    folder = os.path.join(metadata_directory, "package.dist-info")
+    folder = os.path.join(metadata_directory, "{name}-{version}.dist-info")
     os.mkdir(folder)
     with open(os.path.join(folder, "METADATA"), "w") as stream:
         stream.write("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
-    return "package.dist-info"
+    return os.path.basename(folder)
 
 class __legacy__:
     get_requires_for_build_wheel = staticmethod(get_requires_for_build_wheel)

@@ -1,0 +1,129 @@
+"""One attention layer from concatenated to collaborative heads: weights in, weights and errors out.
+
+Notation: H heads, K dims a head, N = H*K, D and E widths of queries and keys, R shared dims, P dims a head mixes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairseq_collab.decomposition import cp
+from fairseq_collab.decomposition.calibration import Whitening
+from fairseq_collab.decomposition.cp import Factors, Heads
+from fairseq_collab.decomposition.methods import decompose
+
+
+@dataclass(frozen=True)
+class ConcatenatedLayer:
+    """What is converted: ``q_weight`` (N, D), ``q_bias`` (N,) or None, ``k_weight`` (N, E) and H."""
+
+    q_weight: Tensor
+    q_bias: Tensor | None
+    k_weight: Tensor
+    num_heads: int
+
+    @property
+    def heads(self) -> Heads:
+        """The heads as factors."""
+        return Heads.from_weights(self.q_weight.detach(), self.k_weight.detach(), self.num_heads)
+
+    @property
+    def content_bias(self) -> Tensor:
+        """(H, E)."""
+        bias = self.q_weight.new_zeros(len(self.q_weight)) if self.q_bias is None else self.q_bias.detach()
+        return self.heads.content_bias(bias)
+
+
+@dataclass(frozen=True)
+class CollaborativeLayer:
+    """What it becomes, in float64: ``q_weight`` (R, D), ``k_weight`` (R, E), ``mixing`` and ``query_bias`` (H, P).
+
+    ``pick`` (H, P) holds the shared dims of each head, ascending.
+    """
+
+    q_weight: Tensor
+    k_weight: Tensor
+    mixing: Tensor
+    query_bias: Tensor
+    pick: Tensor
+
+    @property
+    def factors(self) -> Factors:
+        """The layer without its bias."""
+        mixing = self.mixing.double()
+        spread = mixing.new_zeros(len(mixing), len(self.q_weight)).scatter(1, self.pick, mixing)
+        return Factors(spread, self.q_weight.double().T, self.k_weight.double().T)
+
+    @property
+    def content_bias(self) -> Tensor:
+        """(H, E)."""
+        return torch.einsum("hp,hpe->he", self.query_bias.double(), self.k_weight.double()[self.pick])
+
+
+def convert_layer(
+    layer: ConcatenatedLayer,
+    key_dim: int,
+    mix_dim: int,
+    whitening: Whitening | None = None,
+    method: str = "cp",
+    seed: int = 0,
+) -> CollaborativeLayer:
+    """Decomposes a layer's heads and fits its query bias.
+
+    Args:
+        key_dim: R. mix_dim: P.
+        whitening: what the layer's inputs look like; the weights alone count when None.
+        method, seed: as in :func:`fairseq_collab.decomposition.methods.decompose`.
+
+    Returns:
+        the layer, exact at R >= H*K and P >= K.
+    """
+    heads = layer.heads
+    if whitening is None:
+        factors, pick = decompose(heads, key_dim, mix_dim, method, seed)
+        bias = _fit_bias(factors, pick, layer.content_bias)
+    else:
+        factors, pick = decompose(whitening.apply(heads), key_dim, mix_dim, method, seed)
+        factors = cp.balance(whitening.undo(factors))
+        wanted = layer.content_bias + _mean_scores(heads.member, heads, whitening)
+        wanted -= _mean_scores(factors.mixing, factors, whitening)
+        bias = _fit_bias(factors, pick, wanted, whitening.key_root)
+    return CollaborativeLayer(factors.q.T, factors.k.T, factors.mixing.gather(1, pick), bias, pick)
+
+
+def weight_error(layer: ConcatenatedLayer, converted: CollaborativeLayer) -> float:
+    """``|T - T_hat| / |T|`` (Frobenius), without the bias."""
+    return cp.relative_error(layer.heads, converted.factors)
+
+
+def score_error(layer: ConcatenatedLayer, converted: CollaborativeLayer, whitening: Whitening) -> tuple[float, float]:
+    """Root mean square of the error of the scores before scaling, relative to the scores themselves and absolute.
+
+    Both are those expected of independent queries and keys with the calibrated moments, the mean of each query's
+    scores taken off.
+    """
+    heads, factors = layer.heads, converted.factors
+    before = layer.content_bias + _mean_scores(heads.member, heads, whitening)
+    after = converted.content_bias + _mean_scores(factors.mixing, factors, whitening)
+    white_heads = whitening.apply(heads)
+    white_factors = Factors(factors.mixing, whitening.query_root @ factors.q, whitening.key_root @ factors.k)
+    norm = white_heads.squared_norm()
+    scores = norm + (before @ whitening.key_root).square().sum()
+    error = cp.relative_error(white_heads, white_factors) ** 2 * norm
+    error += ((before - after) @ whitening.key_root).square().sum()
+    relative = (error / scores).sqrt().item() if scores > 0 else 0.0
+    return relative if relative > cp.EXACT else 0.0, (error / layer.num_heads).sqrt().item()
+
+
+def _mean_scores(mixing: Tensor, parts: Heads | Factors, whitening: Whitening) -> Tensor:
+    """``T[h]^T E[x]`` of each head, (H, E)."""
+    return (mixing * (whitening.query_mean @ parts.q)) @ parts.k.T
+
+
+def _fit_bias(factors: Factors, pick: Tensor, wanted: Tensor, key_root: Tensor | None = None) -> Tensor:
+    """The query biases (H, P) whose content bias is closest to ``wanted`` (H, E), weighted by ``key_root``."""
+    columns = factors.k.T[pick].transpose(1, 2)  # (H, E, P)
+    if key_root is not None:
+        columns, wanted = key_root @ columns, wanted @ key_root
+    return torch.linalg.lstsq(columns, wanted.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
