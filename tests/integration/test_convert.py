@@ -3,14 +3,20 @@
 import os
 import pickle
 import re
+from argparse import Namespace
 
 import pytest
 import torch
-from _tools import SMALL, Finished, attentions
+from _tools import SMALL, Finished, attentions, train_flags
 
 import fairseq_collab  # noqa: F401 (lets torch.load accept fairseq's checkpoints)
 from fairseq_collab.cli.convert import main
 
+SEPARATE = (
+    *("--arch", "transformer_iwslt_de_en", "--encoder-layers", 2, "--decoder-layers", 2, "--encoder-embed-dim", 48),
+    *("--decoder-embed-dim", 64, "--encoder-ffn-embed-dim", 64, "--decoder-ffn-embed-dim", 64, *SMALL[2:]),
+    *("--max-epoch", 10),
+)
 STOCK = ("--arch", "transformer_tiny", *SMALL[2:], "--max-epoch", 10)
 
 
@@ -21,6 +27,15 @@ def stock_model(train):
     return train("stock", *STOCK, *flags) / "checkpoint_last.pt"
 
 
+@pytest.fixture(scope="module")
+def separate_model(fairseq, toy_data, plugin_dir, tmp_path_factory):
+    """As `stock_model`, post-norm, with embeddings of their own and an encoder of another width."""
+    folder = tmp_path_factory.mktemp("separate")
+    flags = [flag for flag in train_flags() if flag != "--share-all-embeddings"]
+    fairseq("train", toy_data, "--user-dir", plugin_dir, "--save-dir", folder, *flags, *SEPARATE)
+    return folder / "checkpoint_last.pt"
+
+
 def convert(*args) -> int:
     return main([str(arg) for arg in args])
 
@@ -29,10 +44,39 @@ def words(finished):
     return {number: text for number, (text, _) in finished.hypotheses().items()}
 
 
-def test_uncompressed_conversion_keeps_every_hypothesis(generate, stock_model, tmp_path):
+@pytest.mark.parametrize("calibrated", (False, True), ids=("weights", "calibrated"))
+@pytest.mark.parametrize("variant", ("pre-norm, shared", "post-norm, separate, other widths"))
+def test_uncompressed_conversion_keeps_every_hypothesis(
+    generate, toy_data, stock_model, separate_model, tmp_path, variant, calibrated
+):
+    path = stock_model if variant == "pre-norm, shared" else separate_model
     output = tmp_path / "converted.pt"
-    assert convert("--path", stock_model, "--output", output, "--key-dim", 64) == 0
-    assert words(generate(output, "--beam", 4)) == words(generate(stock_model, "--beam", 4))
+    text = ("--calibrate", toy_data, "--calibrate-sentences", 50) if calibrated else ()
+    assert convert("--path", path, "--output", output, "--max-error", 1e-9, *text) == 0
+    weights = torch.load(output)["model"]
+    assert weights["decoder.layers.0.encoder_attn.k_proj.weight"].shape == (64, 64 if path == stock_model else 48)
+    assert words(generate(output, "--beam", 4)) == words(generate(path, "--beam", 4))
+
+
+def test_checkpoints_of_old_versions_convert_alike(generate, stock_model, toy_data, tmp_path):
+    """Options in ``args``, queries, keys and values in one ``in_proj_weight``, copies beside the encoder's layers."""
+    state = torch.load(stock_model)
+    task = {key: value for key, value in state["cfg"]["task"].items() if key not in ("_name", "data")}
+    state["args"] = Namespace(**{**vars(state["cfg"]["model"]), **task, "task": "translation", "data": str(toy_data)})
+    state["cfg"] = None
+    weights = state["model"]
+    for prefix in [key.removesuffix(".q_proj.weight") for key in weights if key.endswith(".q_proj.weight")]:
+        for kind in ("weight", "bias"):
+            parts = [weights.pop(f"{prefix}.{name}_proj.{kind}") for name in "qkv"]
+            weights[f"{prefix}.in_proj_{kind}"] = torch.cat(parts)
+    weights["encoder.layers.0.fc1_weight"] = weights["encoder.layers.0.fc1.weight"].clone()
+    old, new, calibrated = tmp_path / "old.pt", tmp_path / "new.pt", tmp_path / "calibrated.pt"
+    torch.save(state, old)
+    assert convert("--path", old, "--output", new, "--key-dim", 64) == 0
+    assert words(generate(new, "--beam", 4)) == words(generate(stock_model, "--beam", 4))
+    text = ("--calibrate", toy_data, "--calibrate-sentences", 50, "--data", toy_data)
+    assert convert("--path", old, "--output", calibrated, "--key-dim", 16, *text) == 0
+    assert len(generate(calibrated, "--beam", 4).hypotheses()) == 30
 
 
 def test_there_and_back_is_a_stock_checkpoint_with_the_same_hypotheses(
@@ -98,9 +142,18 @@ def test_a_language_model_converts_and_comes_back(fairseq, toy_data, plugin_dir,
         )
         return float(re.search(r"Loss \(base 2\): ([\d.]+)", done.stdout).group(1))
 
+    def continued(path):
+        done = fairseq(
+            *("generate", toy_data, "--user-dir", plugin_dir, "--path", path, "--cpu", "--task", "language_modeling"),
+            *("--sample-break-mode", "eos", "--prefix-size", 2, "--beam", 3, "--num-workers", 0),
+            *("--tokens-per-sample", 32, "--required-batch-size-multiple", 1),
+        )
+        return words(done)
+
     original = lm / "checkpoint_last.pt"
     assert convert("--path", original, "--output", small, "--key-dim", 64) == 0
     assert loss(small) == pytest.approx(loss(original), abs=2e-4)
+    assert continued(small) == continued(original)
     assert convert("--path", original, "--output", small, "--key-dim", 24, "--force") == 0
     assert convert("--to-concatenated", "--path", small, "--output", back) == 0
     assert loss(back) == pytest.approx(loss(small), abs=2e-4)
