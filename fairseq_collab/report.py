@@ -148,7 +148,9 @@ class ConversionReport:
         for axis in axes.flat[len(self.mixing) :]:
             axis.set_axis_off()
         for axis, (name, mixing) in zip(axes.flat, self.mixing.items(), strict=False):
-            shown = axis.imshow(mixing.abs().numpy(), aspect="auto", cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+            shown = axis.imshow(
+                mixing.abs().numpy(), aspect="auto", cmap="magma", vmin=0, vmax=1, interpolation="nearest"
+            )
             axis.set_title(name, fontsize="small")
             axis.set(xlabel="shared dim", ylabel="head")
         figure.colorbar(shown, ax=axes, label="|mixing|, largest of a dim = 1")

@@ -81,7 +81,7 @@ COLUMNS: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
     ("chrF2", lambda row: f"{row['chrf']:.2f}"),
     ("parameters", lambda row: f"{row['parameters']:,}"),
     ("key/query", lambda row: f"{row['key_query_parameters']:,}"),
-    ("train words/s", lambda row: f"{row['train_words_per_second']:,.0f}"),
+    ("train words/s", lambda row: f"{speed:,.0f}" if (speed := row["train_words_per_second"]) else "–"),
     ("decode tokens/s", lambda row: f"{row['decode_tokens_per_second']:,.0f}"),
     ("key cache B/token", lambda row: f"{row['cache_self']:,} + {row['cache_cross']:,}"),
 ]
@@ -94,7 +94,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in cells]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     notes = [
-        f"{rows[0]['updates']:,} updates each; test set of {rows[0]['langs']}, beam 5, detokenised.",
+        f"{rows[0]['updates']:,} updates each (converted: none after those of the first); test set of {rows[0]['langs']}, beam 5, detokenised.",
         f"BLEU: {rows[0]['bleu_signature']}",
         f"chrF2: {rows[0]['chrf_signature']}",
         "key/query: parameters of the query and key projections, mixing and query bias, in all layers.",
@@ -103,6 +103,9 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         "(cross-attention).",
     ]
     return "\n".join([*lines, "", *notes]) + "\n"
+
+
+COLOURS = {"concatenated": "#888888", "converted": "#ccbb44", "collaborative-window": "#66ccee"}
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> bool:
@@ -121,7 +124,9 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> bool:
         ("key cache, bytes a token", [row["cache_self"] + row["cache_cross"] for row in rows]),
     )
     for axis, (title, values) in zip(axes, panels, strict=True):
-        axis.bar_label(axis.bar(names, values, color=["#888888", "#4477aa", "#66ccee"][: len(rows)]), fmt="{:,.4g}")
+        axis.bar_label(
+            axis.bar(names, values, color=[COLOURS.get(row["model"], "#4477aa") for row in rows]), fmt="{:,.4g}"
+        )
         axis.set_title(title)
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(y=0.15)

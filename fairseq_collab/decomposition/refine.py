@@ -15,7 +15,7 @@ from fairseq_collab.attention import CollaborativeAttention
 from fairseq_collab.decomposition.observation import Observation, ObservedModel, output_error
 
 LEARNING_RATE = 0.03  # of layer-wise refinement and
-DISTILL_LEARNING_RATE = 0.01  # of distillation, relative to the root mean square of each parameter; falls to 0
+DISTILL_LEARNING_RATE = 0.02  # of distillation, relative to the root mean square of each parameter; falls to 0
 CHECKS = 10  # looks at the held-out text, evenly over the steps
 PATIENCE = 3  # checks without improvement after which training ends
 

@@ -45,9 +45,10 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_fewer_models_come_before_fewer_updates(quickstart):
     overhead = quickstart.START_SECONDS + quickstart.SCORE_SECONDS
-    three = 3 * (overhead + quickstart.FULL_UPDATES / 10)
+    converted = quickstart.CONVERT_SECONDS + quickstart.SCORE_SECONDS
+    three = converted + 3 * (overhead + quickstart.FULL_UPDATES / 10)
     assert quickstart.fit(three + 1, 10) == quickstart.FULL_UPDATES
-    two = 2 * (overhead + quickstart.FULL_UPDATES / 10)
+    two = converted + 2 * (overhead + quickstart.FULL_UPDATES / 10)
     assert quickstart.fit(two + 1, 10) == quickstart.FULL_UPDATES
     assert quickstart.FEWEST_UPDATES < quickstart.fit(two - 100, 10) < quickstart.FULL_UPDATES
     assert quickstart.fit(0, 10) == quickstart.FEWEST_UPDATES
@@ -114,19 +115,22 @@ def test_interrupted_quickstart_continues_to_one_table(archive, tmp_path, proces
     assert "concatenated: finished before" in text
     assert (out / "results.md").read_text() in text
     rows = {row["model"]: row for row in json.loads((out / "results.json").read_text())}
-    assert list(rows) == ["concatenated", "collaborative-dense", "collaborative-window"]
+    assert list(rows) == ["concatenated", "converted", "collaborative-dense", "collaborative-window"]
     assert rows["concatenated"] == first
     for row in rows.values():
         assert row["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
-        assert row["train_words_per_second"] > 0 and row["decode_tokens_per_second"] > 0
+        assert (row["train_words_per_second"] is None) == (row["model"] == "converted")
+        assert row["decode_tokens_per_second"] > 0
     caches = {name: (row["cache_self"], row["cache_cross"]) for name, row in rows.items()}
     assert caches == {  # 2 layers of 128 or 32 float32 numbers
         "concatenated": (1024, 1024),
+        "converted": (256, 256),
         "collaborative-dense": (256, 256),
         "collaborative-window": (256, 256),
     }
     # 6 attentions: two projections of 128 x 128 with biases; two of 128 x 32, mixing and query bias of 8 heads
     assert rows["concatenated"]["key_query_parameters"] == 6 * 2 * (128 * 128 + 128)
+    assert rows["converted"]["key_query_parameters"] == 6 * (2 * 128 * 32 + 2 * 8 * 16)
     assert rows["collaborative-dense"]["key_query_parameters"] == 6 * (2 * 128 * 32 + 2 * 8 * 32)
     assert rows["collaborative-window"]["key_query_parameters"] == 6 * (2 * 128 * 32 + 2 * 8 * 16)
 
@@ -136,8 +140,8 @@ def test_optional_model_is_left_out_when_time_is_short_and_added_later(archive, 
     out, log = tmp_path / "out", tmp_path / "log"
     process = processes(start(archive, out, log, "--minutes", "0.05"))
     assert process.wait(400) == 0, log.read_text()
-    assert "collaborative-window: left out" in log.read_text()
+    assert "collaborative-window: left out" in log.read_text() and "converted: left out" in log.read_text()
     assert len(json.loads((out / "results.json").read_text())) == 2
     process = processes(start(archive, out, log))
     assert process.wait(400) == 0, log.read_text()
-    assert len(json.loads((out / "results.json").read_text())) == 3
+    assert len(json.loads((out / "results.json").read_text())) == 4
