@@ -1,4 +1,4 @@
-"""The steps of `quickstart.py`, each in its own process, as a user would run them: corpus, training, conversion, scoring.
+"""The steps of `quickstart.py`, each in its own process as a user would run it: corpus, training, conversion, scoring.
 
 What is done in which order, and how the time is spent, is decided there.
 """

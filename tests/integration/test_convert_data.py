@@ -1,4 +1,4 @@
-"""``fairseq-collab-convert`` with text: calibrated, refined, distilled, evaluated, reported; translation and language models."""
+"""``fairseq-collab-convert`` with text: calibrated, refined, distilled, evaluated, reported; bad text refused."""
 
 import json
 import re
