@@ -95,7 +95,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     notes = [
         f"{rows[0]['updates']:,} updates each; test set of {rows[0]['langs']}, beam 5, detokenised.",
-        "converted: the concatenated model, decomposed, refined and distilled on 2,000 sentences; no training after that.",
+        "converted: the concatenated model, decomposed, refined and distilled on 2,000 sentences; never fine-tuned.",
         f"BLEU: {rows[0]['bleu_signature']}",
         f"chrF2: {rows[0]['chrf_signature']}",
         "key/query: parameters of the query and key projections, mixing and query bias, in all layers.",

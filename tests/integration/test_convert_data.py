@@ -114,7 +114,7 @@ def test_text_without_a_target_side_is_translated_by_the_model_itself(convert, s
     for file in toy_data.glob("train.src-tgt.src.*"):
         shutil.copy(file, source)
     report, _ = convert(
-        *(stock_model, "--key-dim", 16, "--calibrate", source, "--calibrate-sentences", 100, "--distill-steps", 30),
+        *(stock_model, "--key-dim", 16, "--calibrate", source, "--calibrate-sentences", 300, "--distill-steps", 60),
     )
     assert report["divergence"][1] < report["divergence"][0]
 
