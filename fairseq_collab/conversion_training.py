@@ -7,7 +7,7 @@ from fairseq_collab.attention import CollaborativeAttention
 from fairseq_collab.conversion import Job
 from fairseq_collab.decomposition.calibration import Whitening
 from fairseq_collab.decomposition.observation import collect_moments
-from fairseq_collab.decomposition.refine import distill, refine_layers
+from fairseq_collab.decomposition.refine import Student, distill, refine_layers
 from fairseq_collab.fairseq_modules.observed import FairseqModel
 
 
@@ -34,10 +34,11 @@ def refine(job: Job, original: FairseqModel) -> None:
             job.configs[one.prefix], job.shapes[one.kind].embed_dim, one.num_heads, kdim=width, vdim=width
         )
         module.load_state_dict(own)
-        students[one.prefix] = module.float().eval().requires_grad_(False).to(original.device)
+        module.float().eval().requires_grad_(False).to(original.device)
+        students[one.prefix] = Student(module, job.whitenings[one.prefix])
     errors = refine_layers(original, students, job.request.refine_steps, job.request.progress)
     for row in job.report.rows:
-        job.write_trained(row["name"], students[row["name"]])
+        job.write_trained(row["name"], students[row["name"]].module)
         row["output_error"] = errors[row["name"]][1] ** 0.5
         row["output_error_before"] = errors[row["name"]][0] ** 0.5
 
@@ -45,8 +46,8 @@ def refine(job: Job, original: FairseqModel) -> None:
 def distill_model(job: Job, original: FairseqModel) -> None:
     """Trains the converted attentions on the predictions of the original model."""
     student = FairseqModel(job.state, job.request.calibrate, job.request.device)
-    modules = {one.prefix: student.modules[one.prefix] for one in job.found}
+    layers = {one.prefix: Student(student.modules[one.prefix], job.whitenings[one.prefix]) for one in job.found}
     steps, progress = job.request.distill_steps, job.request.progress
-    job.report.divergence = list(distill(original, student.log_probs, list(modules.values()), steps, progress))
-    for prefix, module in modules.items():
-        job.write_trained(prefix, module)
+    job.report.divergence = list(distill(original, student.log_probs, list(layers.values()), steps, progress))
+    for prefix, layer in layers.items():
+        job.write_trained(prefix, layer.module)

@@ -12,6 +12,7 @@ Prints a table, writes results.json and results.png. About 25 minutes a seed on 
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import subprocess
 import sys
@@ -109,11 +110,19 @@ def train(data: Path, folder: Path, seed: int, updates: int) -> Path:
     return best
 
 
-def tune(data: Path, converted: Path, folder: Path, seed: int) -> Path:
-    """A converted model after an epoch at a small constant learning rate."""
+def tune(data: Path, converted: Path, folder: Path, seed: int, log: Path) -> Path:
+    """A converted model after an epoch at a small learning rate that falls to 0.
+
+    Args:
+        log: of the original's training, which tells how many updates an epoch has.
+    """
+    found = re.search(r"epoch 001:\s+\d+ / (\d+) ", log.read_text(encoding="utf-8"))
+    if found is None:
+        raise CollabError(f"{log} does not tell how many updates an epoch has; remove its folder and start again")
     tuned = folder / "checkpoint_last.pt"
     command = [sys.executable, "-m", "fairseq_cli.train", data, *TRAINING, "--arch", "transformer_collab"]
-    command += ["--collab-config", converted, "--finetune-from-model", converted, "--lr", 3e-4, "--seed", seed]
+    command += ["--collab-config", converted, "--finetune-from-model", converted, "--seed", seed]
+    command += ["--lr-scheduler", "polynomial_decay", "--lr", 5e-4, "--total-num-update", found[1]]
     if not (folder / "trained").exists():
         run([*command, "--max-epoch", 1, "--save-dir", folder], folder / "train.log")
         (folder / "trained").touch()
@@ -171,7 +180,7 @@ def one_seed(args: argparse.Namespace, seed: int, text: Path, bar: tqdm) -> list
         row = {"way": way, "conversion": signature, **score(args.data, path, scored)}
         rows.append({**row, **compare(base / "scored" / "original", scored)})
         step(way)
-    tuned = tune(args.data, base / "converted" / "distilled.pt", base / "tuned", seed)
+    tuned = tune(args.data, base / "converted" / "distilled.pt", base / "tuned", seed, base / "original" / "train.log")
     row = {"way": TUNED, **score(args.data, tuned, base / "scored" / "tuned")}
     rows.append({**row, **compare(base / "scored" / "original", base / "scored" / "tuned")})
     step(TUNED)

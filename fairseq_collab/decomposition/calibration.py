@@ -70,12 +70,26 @@ class Whitening:
         return cls(query.mean, *_roots(query.covariance), *_roots(key.covariance))
 
     def apply(self, heads: Heads) -> Heads:
-        """The heads whose plain error is the error of the scores of ``heads`` on the data."""
-        return Heads(heads.member, self.query_root @ heads.q, self.key_root @ heads.k)
+        """The heads whose plain error is the error of the scores of ``heads``, bias included, on the data."""
+        bias = self._mean_scores(heads.member, heads)
+        if heads.bias is not None:
+            bias = bias + heads.bias
+        return Heads(heads.member, self.query_root @ heads.q, self.key_root @ heads.k, bias @ self.key_root)
+
+    def apply_to_factors(self, factors: Factors) -> Factors:
+        """As :meth:`apply`, for factors with a bias."""
+        bias = factors.bias + factors.mixing * (self.query_mean @ factors.q)
+        return Factors(factors.mixing, self.query_root @ factors.q, self.key_root @ factors.k, bias)
 
     def undo(self, factors: Factors) -> Factors:
         """Factors of what was given to :meth:`apply` from factors of what it returned."""
-        return Factors(factors.mixing, self.query_inverse @ factors.q, self.key_inverse @ factors.k)
+        q = self.query_inverse @ factors.q
+        bias = factors.bias - factors.mixing * (self.query_mean @ q)
+        return Factors(factors.mixing, q, self.key_inverse @ factors.k, bias)
+
+    def _mean_scores(self, mixing: Tensor, parts: Heads) -> Tensor:
+        """``T[h]^T E[x]`` of each head, (H, E)."""
+        return (mixing * (self.query_mean @ parts.q)) @ parts.k.T
 
 
 def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,12 +4,16 @@ The scores of head h are ``x T[h] y`` with ``T[h] = Wq[h] Wk[h]^T``. A rank-R CP
 ``T[h] ~ sum_r mixing[h, r] q[:, r] k[:, r]^T``, is a collaborative layer (arXiv 2006.16362, section 4). T is itself a
 CP tensor of rank H*K with known factors, so alternating least squares [1] needs only products of thin matrices.
 
+A query bias adds ``b[h] y`` to the scores, with a content bias ``b`` (H, E). A collaborative layer can add
+``sum_r bias[h, r] k[:, r]`` to those of each head, with ``bias`` (H, R) free wherever the head mixes. So the fit of
+``b`` couples to that of T through ``k`` alone: it is one more query row of every head, with coefficients of its own.
+
 Notation: H heads, K dims a head, N = H*K, D and E widths of queries and keys, R shared dims, P dims a head mixes.
 
 [1] T. G. Kolda, B. W. Bader. Tensor Decompositions and Applications. SIAM Review 51(3), 2009, section 3.4.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 import torch
@@ -21,20 +25,28 @@ EXACT = 1e-6  # relative errors below are rounding: their squares differ by less
 
 @dataclass(frozen=True)
 class Factors:
-    """A collaborative layer: ``mixing`` (H, R), 0 outside of a head's picks, ``q`` (D, R) and ``k`` (E, R)."""
+    """A collaborative layer: ``mixing`` (H, R), 0 outside of a head's picks, ``q`` (D, R) and ``k`` (E, R).
+
+    ``bias`` (H, R), 0 outside of the picks too, is there when the heads had one.
+    """
 
     mixing: Tensor
     q: Tensor
     k: Tensor
+    bias: Optional[Tensor] = None
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Concatenated heads as CP factors, in float64: ``q`` (D, N), ``k`` (E, N), and ``member`` (H, N), 1 where own."""
+    """Concatenated heads as CP factors, in float64: ``q`` (D, N), ``k`` (E, N), and ``member`` (H, N), 1 where own.
+
+    ``bias`` (H, E), the content bias, takes part in the fit and in errors where it is given.
+    """
 
     member: Tensor
     q: Tensor
     k: Tensor
+    bias: Optional[Tensor] = None
 
     @classmethod
     def from_weights(cls, q_weight: Tensor, k_weight: Tensor, num_heads: int) -> "Heads":
@@ -48,23 +60,26 @@ class Heads:
         return (self.member * q_bias.to(self.q)) @ self.k.T
 
     def squared_norm(self) -> Tensor:
-        """``|T|^2``."""
-        return ((self.member.T @ self.member) * (self.q.T @ self.q) * (self.k.T @ self.k)).sum()
+        """``|T|^2 + |b|^2``."""
+        stack = ((self.member.T @ self.member) * (self.q.T @ self.q) * (self.k.T @ self.k)).sum()
+        return stack if self.bias is None else stack + self.bias.square().sum()
 
 
 def relative_error(heads: Heads, factors: Factors) -> float:
-    """``|T - T_hat| / |T|`` (Frobenius); 0 for heads that are all zero and below what float64 resolves."""
+    """``|T - T_hat| / |T|`` (Frobenius), biases included; 0 for heads that are all zero, and below ``EXACT``."""
     norm = heads.squared_norm()
     if norm == 0:
         return 0.0
     inner = (factors.mixing * _products_m(heads, factors)).sum()
-    approximate = ((factors.mixing.T @ factors.mixing) * _gram(factors.q) * _gram(factors.k)).sum()
+    approximate = (_gram_queries(factors) * _gram(factors.k)).sum()
+    if heads.bias is not None:
+        inner = inner + (factors.bias * (heads.bias @ factors.k)).sum()
     error = ((norm - 2 * inner + approximate).clamp(min=0) / norm).sqrt().item()
     return error if error > EXACT else 0.0
 
 
 def decompose(
-    heads: Heads, key_dim: int, mix_dim: Optional[int] = None, max_sweeps: int = 200, tol: float = 1e-5
+    heads: Heads, key_dim: int, mix_dim: Optional[int] = None, max_sweeps: int = 100, tol: float = 1e-5
 ) -> tuple[Factors, Tensor, list[float]]:
     """Fits ``key_dim`` shared dims to ``heads``, then lets every head keep its ``mix_dim`` strongest ones.
 
@@ -85,17 +100,16 @@ def decompose(
     if key_dim >= size and mix_dim >= size // num_heads:
         factors = _copy(heads, key_dim)
         pick = strongest(factors, mix_dim)
+        factors = with_bias(heads, factors, pick)
         return factors, pick, [relative_error(heads, factors)]
-    start = singular_components(heads, key_dim)
+    every = torch.arange(key_dim).expand(num_heads, key_dim)
+    start = with_bias(heads, singular_components(heads, key_dim), every)
     if heads.squared_norm() == 0:
-        return (
-            Factors(*(torch.zeros_like(x) for x in (start.mixing, start.q, start.k))),
-            strongest(start, mix_dim),
-            [0.0],
-        )
+        zeros = (torch.zeros_like(part) for part in (start.mixing, start.q, start.k))
+        return Factors(*zeros, start.bias), strongest(start, mix_dim), [0.0]
     factors, errors = sweep(heads, start, None, max_sweeps, tol)
     if mix_dim == key_dim:
-        return factors, torch.arange(key_dim).expand(num_heads, key_dim), errors
+        return factors, every, errors
     # the dense solution is the better place to choose dims from, except where heads repeat each other
     found = []
     for candidate in (factors, start):
@@ -116,8 +130,16 @@ def _products_m(heads: Heads, factors: Factors) -> Tensor:
 
 def _copy(heads: Heads, key_dim: int) -> Factors:
     missing = key_dim - heads.q.size(1)
-    parts = (torch.nn.functional.pad(x, (0, missing)) for x in (heads.member, heads.q, heads.k))
-    return Factors(*parts)
+    return Factors(*(torch.nn.functional.pad(x, (0, missing)) for x in (heads.member, heads.q, heads.k)))
+
+
+def with_bias(heads: Heads, factors: Factors, pick: Tensor) -> Factors:
+    """The factors with the bias that fits best on the picks (H, P), dependent columns or not."""
+    if heads.bias is None:
+        return replace(factors, bias=None)
+    columns = factors.k.T[pick].transpose(1, 2)  # (H, E, P)
+    found = torch.linalg.lstsq(columns, heads.bias.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
+    return replace(factors, bias=torch.zeros_like(factors.mixing).scatter(1, pick, found))
 
 
 def singular_components(heads: Heads, key_dim: int) -> Factors:
@@ -142,7 +164,7 @@ def singular_components(heads: Heads, key_dim: int) -> Factors:
 
 
 def sweep(
-    heads: Heads, factors: Factors, pick: Optional[Tensor], max_sweeps: int = 200, tol: float = 1e-5
+    heads: Heads, factors: Factors, pick: Optional[Tensor], max_sweeps: int = 100, tol: float = 1e-5
 ) -> tuple[Factors, list[float]]:
     """Alternating least squares; with ``pick``, ``mixing`` is fitted on the picks of each head alone.
 
@@ -150,14 +172,19 @@ def sweep(
         factors, and the relative errors at the start and after each sweep.
     """
     if pick is not None:
-        factors = Factors(_fit_mixing(heads, factors, pick), factors.q, factors.k)
+        factors = replace(factors, mixing=_fit_mixing(heads, factors, pick))
+        factors = replace(factors, bias=_fit_bias(heads, factors, pick))
     errors = [relative_error(heads, factors)]
     for _ in range(max_sweeps):
-        q, k, mixing = factors.q, factors.k, factors.mixing
+        q, k, mixing, bias = factors.q, factors.k, factors.mixing, factors.bias
         q = _solve(heads.q @ ((heads.k.T @ k) * (heads.member.T @ mixing)), _gram(k) * _gram(mixing))
-        k = _solve(heads.k @ ((heads.q.T @ q) * (heads.member.T @ mixing)), _gram(q) * _gram(mixing))
+        products = heads.k @ ((heads.q.T @ q) * (heads.member.T @ mixing))
+        if bias is not None:
+            products = products + heads.bias.T @ bias
+        k = _solve(products, _gram_queries(Factors(mixing, q, k, bias)))
         mixing = _fit_mixing(heads, Factors(mixing, q, k), pick)
-        following = balance(Factors(mixing, q, k))
+        bias = _fit_bias(heads, Factors(mixing, q, k), pick)
+        following = balance(Factors(mixing, q, k, bias))
         error = relative_error(heads, following)
         if not error < errors[-1]:
             break
@@ -169,12 +196,28 @@ def sweep(
 
 
 def _fit_mixing(heads: Heads, factors: Factors, pick: Optional[Tensor]) -> Tensor:
-    products, gram = _products_m(heads, factors), _gram(factors.q) * _gram(factors.k)
+    return _least_squares(_products_m(heads, factors), _gram(factors.q) * _gram(factors.k), pick)
+
+
+def _least_squares(products: Tensor, gram: Tensor, pick: Optional[Tensor]) -> Tensor:
+    """The rows (H, R) that solve the normal equations, each on its own ``pick`` alone if there is one."""
     if pick is None:
         return _solve(products, gram)
     picked = _ridged(gram[pick.unsqueeze(2), pick.unsqueeze(1)])  # (H, P, P)
     solved = torch.linalg.solve(picked, products.gather(1, pick).unsqueeze(-1)).squeeze(-1)
     return torch.zeros_like(products).scatter(1, pick, solved)
+
+
+def _fit_bias(heads: Heads, factors: Factors, pick: Optional[Tensor]) -> Optional[Tensor]:
+    if heads.bias is None:
+        return None
+    return _least_squares(heads.bias @ factors.k, _gram(factors.k), pick)
+
+
+def _gram_queries(factors: Factors) -> Tensor:
+    """Products of what stands before the columns of ``k`` in all heads, (R, R)."""
+    products = _gram(factors.mixing) * _gram(factors.q)
+    return products if factors.bias is None else products + _gram(factors.bias)
 
 
 def _solve(products: Tensor, gram: Tensor) -> Tensor:
@@ -199,10 +242,15 @@ def balance(factors: Factors) -> Factors:
     def scaled(x: Tensor, by: Tensor) -> Tensor:
         return torch.where(used, x * torch.where(used, by, torch.ones_like(by)), torch.zeros_like(x))
 
-    return Factors(scaled(factors.mixing, 1 / top), scaled(factors.q, norm / norm_q), scaled(factors.k, norm / norm_k))
+    bias = None if factors.bias is None else scaled(factors.bias, norm_k / norm)
+    mixing, q, k = scaled(factors.mixing, 1 / top), scaled(factors.q, norm / norm_q), scaled(factors.k, norm / norm_k)
+    return Factors(mixing, q, k, bias)
 
 
 def strongest(factors: Factors, mix_dim: int) -> Tensor:
-    """The ``mix_dim`` dims that matter most to each head, ascending: (H, P)."""
+    """The ``mix_dim`` dims that matter most to each head, ascending: (H, P).
+
+    The bias has no say: it can be spread over any of the dims that a head has.
+    """
     weight = factors.mixing.abs() * factors.q.norm(dim=0) * factors.k.norm(dim=0)
     return weight.argsort(dim=1, descending=True, stable=True)[:, :mix_dim].sort(dim=1).values

@@ -3,7 +3,7 @@
 Notation: H heads, K dims a head, N = H*K, D and E widths of queries and keys, R shared dims, P dims a head mixes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,15 +50,13 @@ class CollaborativeLayer:
 
     @property
     def factors(self) -> Factors:
-        """The layer without its bias."""
-        mixing = self.mixing.double()
-        spread = mixing.new_zeros(len(mixing), len(self.q_weight)).scatter(1, self.pick, mixing)
-        return Factors(spread, self.q_weight.double().T, self.k_weight.double().T)
-
-    @property
-    def content_bias(self) -> Tensor:
-        """(H, E)."""
-        return torch.einsum("hp,hpe->he", self.query_bias.double(), self.k_weight.double()[self.pick])
+        """The layer, its bias included."""
+        shape = len(self.mixing), len(self.q_weight)
+        mixing, bias = (
+            part.new_zeros(shape, dtype=torch.float64).scatter(1, self.pick, part.double())
+            for part in (self.mixing, self.query_bias)
+        )
+        return Factors(mixing, self.q_weight.double().T, self.k_weight.double().T, bias)
 
 
 def convert_layer(
@@ -81,20 +79,20 @@ def convert_layer(
     """
     heads = layer.heads
     if whitening is None:
+        # the weights of the heads alone decide; their bias is fitted to what comes out
         factors, pick = decompose(heads, key_dim, mix_dim, method, seed)
         bias = _fit_bias(factors, pick, layer.content_bias)
     else:
+        heads = replace(heads, bias=layer.content_bias)
         factors, pick = decompose(whitening.apply(heads), key_dim, mix_dim, method, seed)
         factors = cp.balance(whitening.undo(factors))
-        wanted = layer.content_bias + _mean_scores(heads.member, heads, whitening)
-        wanted -= _mean_scores(factors.mixing, factors, whitening)
-        bias = _fit_bias(factors, pick, wanted, whitening.key_root)
+        bias = factors.bias.gather(1, pick)
     return CollaborativeLayer(factors.q.T, factors.k.T, factors.mixing.gather(1, pick), bias, pick)
 
 
 def weight_error(layer: ConcatenatedLayer, converted: CollaborativeLayer) -> float:
     """``|T - T_hat| / |T|`` (Frobenius), without the bias."""
-    return cp.relative_error(layer.heads, converted.factors)
+    return cp.relative_error(layer.heads, replace(converted.factors, bias=None))
 
 
 def score_error(layer: ConcatenatedLayer, converted: CollaborativeLayer, whitening: Whitening) -> tuple[float, float]:
@@ -103,27 +101,12 @@ def score_error(layer: ConcatenatedLayer, converted: CollaborativeLayer, whiteni
     Both are those expected of independent queries and keys with the calibrated moments, the mean of each query's
     scores taken off.
     """
-    heads, factors = layer.heads, converted.factors
-    before = layer.content_bias + _mean_scores(heads.member, heads, whitening)
-    after = converted.content_bias + _mean_scores(factors.mixing, factors, whitening)
-    white_heads = whitening.apply(heads)
-    white_factors = Factors(factors.mixing, whitening.query_root @ factors.q, whitening.key_root @ factors.k)
-    norm = white_heads.squared_norm()
-    scores = norm + (before @ whitening.key_root).square().sum()
-    error = cp.relative_error(white_heads, white_factors) ** 2 * norm
-    error += ((before - after) @ whitening.key_root).square().sum()
-    relative = (error / scores).sqrt().item() if scores > 0 else 0.0
-    return relative if relative > cp.EXACT else 0.0, (error / layer.num_heads).sqrt().item()
+    heads = whitening.apply(replace(layer.heads, bias=layer.content_bias))
+    relative = cp.relative_error(heads, whitening.apply_to_factors(converted.factors))
+    return relative, relative * (heads.squared_norm() / layer.num_heads).sqrt().item()
 
 
-def _mean_scores(mixing: Tensor, parts: Heads | Factors, whitening: Whitening) -> Tensor:
-    """``T[h]^T E[x]`` of each head, (H, E)."""
-    return (mixing * (whitening.query_mean @ parts.q)) @ parts.k.T
-
-
-def _fit_bias(factors: Factors, pick: Tensor, wanted: Tensor, key_root: Tensor | None = None) -> Tensor:
-    """The query biases (H, P) whose content bias is closest to ``wanted`` (H, E), weighted by ``key_root``."""
+def _fit_bias(factors: Factors, pick: Tensor, wanted: Tensor) -> Tensor:
+    """The query biases (H, P) whose content bias is closest to ``wanted`` (H, E)."""
     columns = factors.k.T[pick].transpose(1, 2)  # (H, E, P)
-    if key_root is not None:
-        columns, wanted = key_root @ columns, wanted @ key_root
     return torch.linalg.lstsq(columns, wanted.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)

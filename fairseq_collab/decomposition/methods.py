@@ -60,12 +60,12 @@ def decompose(heads: Heads, key_dim: int, mix_dim: int, method: str = "cp", seed
         factors = cp.singular_components(heads, key_dim)
         pick = cp.strongest(factors, mix_dim)
         kept = torch.zeros_like(factors.mixing).scatter(1, pick, factors.mixing.gather(1, pick))
-        return Factors(kept, factors.q, factors.k), pick
+        return cp.with_bias(heads, Factors(kept, factors.q, factors.k), pick), pick
     factors = from_cp_tensor(parafac(heads, key_dim, seed))
     pick = cp.strongest(factors, mix_dim)
     if mix_dim < key_dim:
         factors, _ = cp.sweep(heads, factors, pick)
-    return factors, pick
+    return cp.with_bias(heads, factors, pick), pick
 
 
 def parafac(heads: Heads, key_dim: int, seed: int = 0, init: str = "random") -> "CPTensor":

@@ -57,6 +57,8 @@ def test_inputs_without_some_directions_can_be_undone(rank):
     whitening = Whitening.of(moments_of(rows), moments_of(rows))
     parts = [torch.randn(size, 4, generator=generator, dtype=torch.float64) for size in (3, WIDTH, WIDTH)]
     there = whitening.apply(Heads(*parts))
-    back = whitening.undo(Factors(there.member, there.q, there.k))
-    torch.testing.assert_close(back.q, parts[1], rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(back.k, parts[2], rtol=1e-8, atol=1e-8)
+    bias = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    back = whitening.undo(Factors(there.member, there.q, there.k, bias))
+    for found, wanted in ((back.q, parts[1]), (back.k, parts[2])):
+        torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(whitening.apply_to_factors(back).bias, bias)
