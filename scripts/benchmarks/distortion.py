@@ -1,10 +1,10 @@
 """What conversion does to sentence embeddings of a pretrained BERT: mean of 1 - cosine on sentences kept apart.
 
 The paper's way is CP on the weights alone with dense mixing and the content bias kept exactly. Ours is CP weighted by
-1,024 unlabelled sentences, dense and sparse (every head mixes K dims), alone and with 150 steps of layer-wise refinement
-on the same sentences. Embeddings are normalised means over the tokens of 1,024 sentences from the other halves of the
-files that the first 512 come from. Before anything is measured, the model with converted attentions of full key dim
-has to agree with BERT's own to the rounding of float32.
+1,024 unlabelled sentences, dense and sparse (every head mixes K dims), alone and with 150 steps of layer-wise
+refinement on the same sentences. Embeddings are normalised means over the tokens of 1,024 sentences from the other
+halves of the files that those come from. Before anything is measured, the model with converted attentions of full key
+dim has to agree with BERT's own to the rounding of float32.
 """
 
 from __future__ import annotations
