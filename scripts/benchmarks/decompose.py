@@ -24,6 +24,7 @@ from fairseq_collab.decomposition.methods import from_cp_tensor
 
 HELP = "decomposition of one layer against tensorly's, time and error"
 SPEED_TARGET = 1 / 100
+SWEEPS = 100
 BACKENDS = ("numpy", "pytorch")
 SHARED = 0.5  # part of the squared norm that synthetic heads share
 
@@ -110,7 +111,7 @@ def _rows(case: Case, rounds: int) -> list[Row]:
     seconds, tensor = parafac_seconds(case, backend, 100)
     theirs = cp.relative_error(heads, from_cp_tensor(tensor))
 
-    def ours(sweeps: int = 200) -> list[float]:
+    def ours(sweeps: int = SWEEPS) -> list[float]:
         fresh = cp.Heads.from_weights(case.q, case.k, case.heads)
         return cp.decompose(fresh, case.key_dim, max_sweeps=sweeps)[2]
 
