@@ -20,10 +20,12 @@ from fairseq_collab.decomposition.observation import Observation, ObservedModel,
 LEARNING_RATE = 0.01  # of layer-wise refinement and
 DISTILL_LEARNING_RATE = 0.02  # of distillation, relative to the root mean square of each parameter; falls to 0
 WARM_UP = 10  # steps
+DAMPING = 1e-2  # of the mean eigenvalue of the inputs' covariance, in the coordinates of training
 SMALLEST = 1e-4  # size that a parameter counts as at least, so that a bias of zeros can move
 CHECKS = 20  # looks at the held-out text, evenly over the steps
 RETREAT = 0.3  # what the learning rate of a group is multiplied with where a check finds it worse than its best
-PATIENCE = 3  # checks at which no group is better, after which training ends
+FEWEST = 5  # steps between two checks
+PATIENCE = 5  # checks at which no group is better, after which training ends
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,8 @@ class Student:
         """Prepares training; the parameters to train."""
         module, whitening = self.module, self.whitening
         if whitening is not None:
-            for projection, root, inverse in (
-                (module.q_proj, whitening.query_root, whitening.query_inverse),
-                (module.k_proj, whitening.key_root, whitening.key_inverse),
-            ):
-                parametrize.register_parametrization(projection, "weight", _Whitened(root, inverse, projection.weight))
+            for projection, root in ((module.q_proj, whitening.query_root), (module.k_proj, whitening.key_root)):
+                parametrize.register_parametrization(projection, "weight", _Whitened(root, projection.weight))
         parameters = [*module.q_proj.parameters(), *module.k_proj.parameters(), module.mixing, module.query_bias]
         for parameter in parameters:
             parameter.requires_grad_(True)
@@ -85,10 +84,13 @@ class Student:
 class _Whitened(torch.nn.Module):
     """A weight (R, D) as that of whitened inputs times the inverse root of their covariance."""
 
-    def __init__(self, root: Tensor, inverse: Tensor, weight: Tensor):
+    def __init__(self, root: Tensor, weight: Tensor):
         super().__init__()
-        self.register_buffer("root", root.to(weight))
-        self.register_buffer("inverse", inverse.to(weight))
+        values, vectors = torch.linalg.eigh(root)
+        # more than for the fit: a step must not be large in directions that little text has shown
+        values = (values.square() + DAMPING * values.square().mean()).sqrt()
+        self.register_buffer("root", (vectors * values @ vectors.T).to(weight))
+        self.register_buffer("inverse", (vectors / values @ vectors.T).to(weight))
 
     def forward(self, white: Tensor) -> Tensor:
         return white @ self.inverse
@@ -198,7 +200,7 @@ def _train(
                 optimizer.step()
                 schedule.step()
                 bar.update()
-                if step % max(1, steps // CHECKS) and step < steps:
+                if step % max(FEWEST, steps // CHECKS) and step < steps:
                     continue
                 now = judge()
                 better = now < best

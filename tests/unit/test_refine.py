@@ -162,7 +162,7 @@ def test_training_ends_when_held_out_text_gains_no_more(model, students, monkeyp
 
     monkeypatch.setattr(model, "observe", counted)
     refine.refine_layers(model, students, 100, progress=False)
-    assert sum(steps) == 15, "three checks without a gain, five steps apart"
+    assert sum(steps) == 25, "five checks without a gain, five steps apart"
 
 
 def test_exact_layers_stay_exact(model):
