@@ -77,17 +77,16 @@ def convert_layer(
     Returns:
         the layer, exact at R >= H*K and P >= K.
     """
-    heads = layer.heads
+    heads = replace(layer.heads, bias=layer.content_bias)
     if whitening is None:
         # the weights of the heads alone decide; their bias is fitted to what comes out
-        factors, pick = decompose(heads, key_dim, mix_dim, method, seed)
-        bias = _fit_bias(factors, pick, layer.content_bias)
+        factors, pick = decompose(layer.heads, key_dim, mix_dim, method, seed)
+        factors = cp.with_bias(heads, factors, pick)
     else:
-        heads = replace(heads, bias=layer.content_bias)
         factors, pick = decompose(whitening.apply(heads), key_dim, mix_dim, method, seed)
         factors = cp.balance(whitening.undo(factors))
-        bias = factors.bias.gather(1, pick)
-    return CollaborativeLayer(factors.q.T, factors.k.T, factors.mixing.gather(1, pick), bias, pick)
+    parts = factors.mixing.gather(1, pick), factors.bias.gather(1, pick)
+    return CollaborativeLayer(factors.q.T, factors.k.T, *parts, pick)
 
 
 def weight_error(layer: ConcatenatedLayer, converted: CollaborativeLayer) -> float:
@@ -104,9 +103,3 @@ def score_error(layer: ConcatenatedLayer, converted: CollaborativeLayer, whiteni
     heads = whitening.apply(replace(layer.heads, bias=layer.content_bias))
     relative = cp.relative_error(heads, whitening.apply_to_factors(converted.factors))
     return relative, relative * (heads.squared_norm() / layer.num_heads).sqrt().item()
-
-
-def _fit_bias(factors: Factors, pick: Tensor, wanted: Tensor) -> Tensor:
-    """The query biases (H, P) whose content bias is closest to ``wanted`` (H, E)."""
-    columns = factors.k.T[pick].transpose(1, 2)  # (H, E, P)
-    return torch.linalg.lstsq(columns, wanted.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)

@@ -72,7 +72,7 @@ class FairseqModel:
     """A checkpoint's model in float32 and evaluation mode, with the text of a folder.
 
     Args:
-        state: as loaded; its weights are shared, not copied, on the CPU.
+        state: as loaded; its weights are copied.
         data: folder of ``fairseq-preprocess``.
         device: where the model runs.
 
