@@ -223,8 +223,3 @@ def _train(
             for student, weights in zip(group, values, strict=True):
                 student.end(weights)
     return list(zip(start.tolist(), best.tolist(), strict=True))
-
-
-def _size(parameter: Tensor) -> float:
-    """Root mean square."""
-    return parameter.detach().square().mean().sqrt().item()
