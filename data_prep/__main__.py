@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from fairseq_collab.errors import CollabError
+from fairseq_collab.cli.ending import run_command
 
 CORPORA = ("homeassistant", "minilm", "snippets")
 
@@ -36,18 +36,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one preparation; 0 when all is there, 1 after a sentence on standard error, 130 when interrupted."""
+    """Runs one preparation: 0 when all is there."""
     args = build_parser().parse_args(argv)
-    prog = f"data_prep {args.corpus}"
-    try:
-        args.prepare(args)
-    except (CollabError, OSError) as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{prog}: interrupted; the same command continues with the first unfinished step", file=sys.stderr)
-        return 130
-    return 0
+    when_interrupted = "the same command continues with the first unfinished step"
+    return run_command(f"data_prep {args.corpus}", lambda: args.prepare(args), when_interrupted)
 
 
 if __name__ == "__main__":

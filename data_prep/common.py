@@ -25,6 +25,7 @@ from typing import Any
 from tqdm import tqdm
 
 from fairseq_collab.errors import CollabError
+from fairseq_collab.files import write_json
 
 OPTIONS_FILE = "options.json"
 STAGE_FILE = "stage.json"
@@ -188,13 +189,6 @@ def fetch(
             )
         os.replace(found, path)
     return path
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON under a temporary name, then rename."""
-    partial = path.with_name(f".partial-{path.name}")
-    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
 
 
 class StagedFolder:

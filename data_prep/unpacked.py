@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from data_prep.common import PackageFile, fetch, sha256_of, write_json
+from data_prep.common import PackageFile, fetch, sha256_of
 from fairseq_collab.errors import CollabError
+from fairseq_collab.files import write_json
 
 MANIFEST = "unpacked.json"
 

@@ -1,6 +1,5 @@
 """What a conversion did: the rows, totals and signature, as text, JSON and pictures. Converts nothing."""
 
-import json
 import math
 import os
 from dataclasses import asdict, dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fairseq_collab import __version__
+from fairseq_collab.files import write_json
 
 TITLES = {
     "name": "attention",
@@ -84,12 +84,9 @@ class ConversionReport:
 
     def save(self, folder: Path) -> list[Path]:
         """Writes report.json, and the pictures where matplotlib is installed, each whole or not at all."""
-        folder.mkdir(parents=True, exist_ok=True)
         data = {key: value for key, value in asdict(self).items() if key != "mixing"}
         path = folder / "report.json"
-        temporary = folder / ".report.json.tmp"
-        temporary.write_text(json.dumps({"signature": self.signature, **data}, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_json(path, {"signature": self.signature, **data})
         return [path, *self._plot(folder)]
 
     def _plot(self, folder: Path) -> list[Path]:
@@ -100,6 +97,7 @@ class ConversionReport:
             from matplotlib import pyplot
         except ImportError:
             return []
+        folder.mkdir(parents=True, exist_ok=True)
         pictures = {"errors.png": self._plot_errors(pyplot), "mixing.png": self._plot_mixing(pyplot)}
         if self.curves:
             pictures["curves.png"] = self._plot_curves(pyplot)

@@ -18,7 +18,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import common  # noqa: E402
 
-from fairseq_collab.errors import CollabError  # noqa: E402
+from fairseq_collab.cli.ending import run_command  # noqa: E402
+from fairseq_collab.files import write_json  # noqa: E402
 
 SUITES = ("decompose", "distortion", "convert")
 
@@ -43,28 +44,25 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def measure(args: argparse.Namespace) -> None:
+    """Runs one suite, prints its table and writes what was asked for."""
+    host = common.host_facts()
+    print(common.host_line(host), flush=True)
+    rows = args.module.run(args)
+    print(common.table(rows))
+    if args.json is not None:
+        write_json(args.json, [{**row, "quick": args.quick, "host": host} for row in rows])
+        print(f"wrote {args.json}")
+    if args.plot is not None and hasattr(args.module, "plot"):
+        args.plot.mkdir(parents=True, exist_ok=True)
+        for path in args.module.plot(rows, args.plot):
+            print(f"wrote {path}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one suite; 0 when it was measured (targets met or not), 1 after a sentence, 130 when interrupted."""
+    """Runs the command line: 0 when the suite was measured, targets met or not."""
     args = build_parser().parse_args(argv)
-    try:
-        host = common.host_facts()
-        print(common.host_line(host), flush=True)
-        rows = args.module.run(args)
-        print(common.table(rows))
-        if args.json is not None:
-            common.write_json(args.json, [{**row, "quick": args.quick, "host": host} for row in rows])
-            print(f"wrote {args.json}")
-        if args.plot is not None and hasattr(args.module, "plot"):
-            args.plot.mkdir(parents=True, exist_ok=True)
-            for path in args.module.plot(rows, args.plot):
-                print(f"wrote {path}")
-    except (CollabError, OSError) as error:
-        print(f"benchmark {args.suite}: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"benchmark {args.suite}: interrupted; nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return run_command(f"benchmark {args.suite}", lambda: measure(args), "nothing was written")
 
 
 if __name__ == "__main__":

@@ -23,10 +23,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from quickstart_report import read_json, write_json  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from fairseq_collab.cli.ending import run_command  # noqa: E402
 from fairseq_collab.errors import CollabError  # noqa: E402
+from fairseq_collab.files import read_json, write_json  # noqa: E402
 
 PLUGIN = ROOT / "fairseq_collab"
 WIDTH, HEADS = 128, 8
@@ -238,29 +239,29 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     temporary.replace(path)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line: 0, 1 after a sentence, 130 when interrupted."""
-    args = build_parser().parse_args(argv)
-    args.out = args.out.resolve()
-    try:
-        seeds = [int(seed) for seed in args.seeds.split(",")]
-        if not args.data.is_dir():
-            raise CollabError(f"there is no folder {args.data}; make it with python -m data_prep homeassistant")
-        text = args.calibrate or source_side(args.data, args.out / "text")
-        rows: list[dict[str, Any]] = []
-        with tqdm(total=len(seeds) * (len(WAYS) + 2), unit="step") as bar:
-            for seed in seeds:
-                rows += one_seed(args, seed, text, bar)
-                write_json(args.out / "results.json", rows)
-    except (CollabError, ValueError) as error:
-        print(f"convert_quality.py: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("convert_quality.py: interrupted; the same command continues where it was", file=sys.stderr)
-        return 130
+def run_seeds(args: argparse.Namespace) -> None:
+    """All seeds, then the table and the picture."""
+    if not re.fullmatch(r"\d+(,\d+)*", args.seeds):
+        raise CollabError(f"--seeds {args.seeds} is no list of whole numbers such as 1,2,3")
+    if not args.data.is_dir():
+        raise CollabError(f"there is no folder {args.data}; make it with python -m data_prep homeassistant")
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    text = args.calibrate or source_side(args.data, args.out / "text")
+    rows: list[dict[str, Any]] = []
+    with tqdm(total=len(seeds) * (len(WAYS) + 2), unit="step") as bar:
+        for seed in seeds:
+            rows += one_seed(args, seed, text, bar)
+            write_json(args.out / "results.json", rows)
     plot(rows, args.out / "results.png")
     print(table(rows), end="")
-    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line."""
+    args = build_parser().parse_args(argv)
+    args.out = args.out.resolve()
+    when_interrupted = "the same command continues where it was"
+    return run_command("convert_quality.py", lambda: run_seeds(args), when_interrupted)
 
 
 if __name__ == "__main__":

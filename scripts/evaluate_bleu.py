@@ -14,7 +14,6 @@ Models without collaborative attention are evaluated in the same way. Nothing he
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import re
@@ -29,7 +28,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PLUGIN_DIR = ROOT / "fairseq_collab"
 sys.path.insert(0, str(ROOT))
 
+from fairseq_collab.cli.ending import run_command  # noqa: E402
 from fairseq_collab.errors import CollabError  # noqa: E402
+from fairseq_collab.files import write_json, write_text  # noqa: E402
 
 BOOTSTRAP_SEED = 12345
 
@@ -81,14 +82,6 @@ def build_parser() -> argparse.ArgumentParser:
     score.add_argument("--out", type=Path, metavar="DIR", help="write translations and references there")
     score.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     return parser
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to a temporary file beside `path`, then rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -209,17 +202,17 @@ def report(label: str, system: dict[str, Any]) -> str:
 def write_outputs(systems: list[dict[str, Any]], comparison: dict[str, Any] | None, args: argparse.Namespace) -> None:
     """Write translations, references and figures, each file whole or not at all."""
     if args.out is not None:
-        write_atomically(args.out / "references.txt", "".join(f"{line}\n" for line in systems[0]["references"]))
+        write_text(args.out / "references.txt", "".join(f"{line}\n" for line in systems[0]["references"]))
         for number, system in enumerate(systems):
             name = "translations.txt" if len(systems) == 1 else f"translations.{'AB'[number]}.txt"
-            write_atomically(args.out / name, "".join(f"{line}\n" for line in system["lines"]))
+            write_text(args.out / name, "".join(f"{line}\n" for line in system["lines"]))
     if args.json is not None:
         kept = [{k: v for k, v in system.items() if k not in ("lines", "references")} for system in systems]
         decoding = {name: getattr(args, name) for name in ("beam", "lenpen", "max_len_a", "max_len_b", "fp16")}
         figures: dict[str, Any] = {"gen_subset": args.gen_subset, "decoding": decoding, "systems": kept}
         if comparison is not None:
             figures["comparison"] = comparison
-        write_atomically(args.json, json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
+        write_json(args.json, figures)
 
 
 def import_plugin(user_dir: str) -> None:
@@ -272,12 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), stream=sys.stderr)
-    try:
-        run(args)
-    except CollabError as error:
-        print(f"evaluate_bleu.py: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command("evaluate_bleu.py", lambda: run(args), "nothing was written")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from quickstart_report import count_model, markdown, plot, read_json, write_json, write_text
+from quickstart_report import count_model, markdown, plot
 from quickstart_steps import (
     LANGS,
     LOG_INTERVAL,
@@ -35,6 +35,9 @@ from quickstart_steps import (
     score,
     train,
 )
+
+from fairseq_collab.cli.ending import run_command
+from fairseq_collab.files import read_json, write_json, write_text
 
 CONVERTED, OPTIONAL_MODEL = "converted", "collaborative-window"
 FULL_UPDATES, FEWEST_UPDATES, PROBE_UPDATES = 1400, 600, 60
@@ -167,6 +170,10 @@ def make_models(
 
 def quickstart(args: argparse.Namespace) -> None:
     """Everything after the environment."""
+    if args.updates is not None and args.updates < LOG_INTERVAL:
+        raise CollabError(f"--updates {args.updates} is out of range: give {LOG_INTERVAL} or more")
+    if not args.minutes > 0:
+        raise CollabError(f"--minutes {args.minutes:g} is out of range: give more than 0")
     clock = Clock(args.minutes)
     with lock(args.out) as lock_fd:
         say("[2/4] corpus (about 30 s the first time)", clock)
@@ -196,19 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
-    try:
-        if args.updates is not None and args.updates < LOG_INTERVAL:
-            raise CollabError(f"--updates {args.updates} is out of range: give {LOG_INTERVAL} or more")
-        if not args.minutes > 0:
-            raise CollabError(f"--minutes {args.minutes:g} is out of range: give more than 0")
-        quickstart(args)
-    except (CollabError, OSError) as error:
-        print(f"quickstart.py: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("quickstart.py: interrupted; the same command continues where it was", file=sys.stderr)
-        return 130
-    return 0
+    return run_command("quickstart.py", lambda: quickstart(args), "the same command continues where it was")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `quickstart.py` shows at the end: counts from a checkpoint, the table, the plot, and files written whole.
+"""What `quickstart.py` shows at the end: counts from a checkpoint, the table and the plot.
 
 The training log of fairseq is read here too. Nothing here starts a process.
 """
@@ -11,27 +11,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file, or None if there is no readable one."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write under a temporary name, then rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`write_text` of indented JSON."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def figures_of(line: str) -> dict[str, float] | None:

@@ -15,6 +15,7 @@ from typing import Any, Optional, Sequence
 from fairseq_collab import convert
 from fairseq_collab.adapters.fairseq_transformer import architecture_flags
 from fairseq_collab.checkpoint import load_checkpoint, model_options, save_checkpoint, use_ema
+from fairseq_collab.cli.ending import run_command
 from fairseq_collab.concatenate import to_concatenated
 from fairseq_collab.config import ATTENTIONS
 from fairseq_collab.decomposition.methods import METHODS
@@ -244,15 +245,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = build_parser().parse_args(argv)
     warnings.filterwarnings("ignore", message=".*(pin_memory|mismatched key_padding_mask).*")
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), stream=sys.stderr)
-    try:
-        run(args)
-    except CollabError as error:
-        print(f"{PROG}: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{PROG}: interrupted; nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return run_command(PROG, lambda: run(args), "nothing was written")
 
 
 if __name__ == "__main__":

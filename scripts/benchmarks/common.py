@@ -6,7 +6,6 @@ Nothing here measures anything of its own.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -100,14 +99,6 @@ def _cpu_model() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON under a temporary name, then rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def data_folder(chosen: Path | None, corpus: ModuleType) -> Path:

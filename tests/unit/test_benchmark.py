@@ -47,9 +47,7 @@ def test_a_target_is_met_up_to_its_figure(ratio, target, met):
 def test_never_reaching_the_peer_is_not_met_and_is_valid_json(tmp_path):
     row = common.make_row("s", "c", "p", None, 0.01, backend="b", rounds=1)
     assert row["met"] is False and "never" in common.table([row])
-    common.write_json(tmp_path / "deep/rows.json", [row])
-    assert json.loads((tmp_path / "deep/rows.json").read_text()) == [row]
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["rows.json"]
+    assert json.loads(json.dumps([row], allow_nan=False)) == [row]
 
 
 @pytest.fixture
