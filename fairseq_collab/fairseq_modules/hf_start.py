@@ -1,0 +1,208 @@
+"""How a model around an encoder of transformers begins: from a folder, or as the checkpoint that will be loaded says.
+
+A new training reads the folder that ``--hf-model`` names and swaps its attentions if ``--key-dim`` is given. The options
+then carry the configuration of both (``hf_config``, ``collab_config``), so that a checkpoint needs the folder no more.
+"""
+
+import json
+import logging
+import os
+from argparse import Namespace
+from typing import Any, Optional
+
+import torch
+
+from fairseq_collab._transformers import import_transformers
+from fairseq_collab.checkpoint import load_checkpoint, model_options
+from fairseq_collab.config import AttentionShape
+from fairseq_collab.errors import CollabError
+from fairseq_collab.fairseq_modules import hf_folder
+from fairseq_collab.fairseq_modules.hf_encoder import HFEncoder, HFEncoderModel
+from fairseq_collab.fairseq_modules.options import build_with_config, fill_flags
+
+logger = logging.getLogger(__name__)
+
+OPTIONS = {
+    "hf_model": None,
+    "hf_config": None,
+    "hf_dictionary": None,
+    "dropout": None,
+    "attention_dropout": None,
+    "pooler_dropout": None,
+    "calibrate": False,
+    "calibrate_sentences": 512,
+    "refine_steps": 0,
+}
+# what a checkpoint says about its model, and no flag may change
+CARRIED = ("hf_config", "hf_dictionary", "collab_config")
+
+
+def add_options(parser: Any) -> None:
+    """Adds the flags to a model's argument group."""
+    parser.add_argument("--hf-model", metavar="DIR", help="folder of transformers that a new training starts from")
+    parser.add_argument("--dropout", type=float, metavar="D", help="dropout probability (default: the folder's)")
+    parser.add_argument(
+        "--attention-dropout", type=float, metavar="D", help="of attention weights (default: the folder's)"
+    )
+    parser.add_argument(
+        "--pooler-dropout", type=float, metavar="D", help="in the classification head (default: the folder's)"
+    )
+    parser.add_argument(
+        "--key-dim", type=int, metavar="R", help="shared dims of queries and keys (default: the folder's own attention)"
+    )
+    parser.add_argument("--mix-dim", type=int, metavar="P", help="dims that one head mixes (default: the head dim)")
+    parser.add_argument("--mix-layout", choices=("picked", "dense"), help="default: picked")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="weigh the decomposition by what the training text shows"
+    )
+    parser.add_argument("--calibrate-sentences", type=int, metavar="N", help="default: 512")
+    parser.add_argument(
+        "--refine-steps", type=int, metavar="N", help="training of each swapped layer on that text (default: 0)"
+    )
+
+
+def fill_options(args: Any) -> None:
+    """Sets what ``args`` lacks, as old checkpoints and Hydra need."""
+    for name, default in OPTIONS.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, default)
+    fill_flags(args)
+
+
+def checkpoint_to_load(options: Namespace) -> Optional[str]:
+    """The checkpoint that fairseq will load into the model of a training, or None for a new one.
+
+    Raises:
+        CollabError: ``--restore-file`` or ``--finetune-from-model`` names no file.
+    """
+    folder, named = getattr(options, "save_dir", None), getattr(options, "restore_file", None)
+    if folder is None:
+        return None
+    suffix = getattr(options, "checkpoint_suffix", None) or ""
+    if named not in (None, "checkpoint_last.pt"):
+        candidates = {"--restore-file": named.replace(".pt", f"{suffix}.pt") if suffix else named}
+    else:
+        last = os.path.join(folder, f"checkpoint_last{suffix}.pt")
+        if os.path.isfile(last):
+            return last
+        candidates = {
+            f"--{name.replace('_', '-')}": getattr(options, name, None)
+            for name in ("continue_once", "finetune_from_model")
+        }
+    for flag, path in candidates.items():
+        if path is not None and not os.path.isfile(path):
+            raise CollabError(f"{flag} {path} does not exist: give an existing checkpoint, or leave the option out")
+        if path is not None:
+            return path
+    return None
+
+
+def _find_start(options: Namespace, model_type: str) -> Optional[str]:
+    """Fills ``CARRIED`` from the checkpoint, or ``hf_config`` from the folder, which is then returned."""
+    if options.hf_config:
+        return None
+    if path := checkpoint_to_load(options):
+        theirs = model_options(load_checkpoint(path), path)
+        if not getattr(theirs, "hf_config", None):
+            arch = getattr(theirs, "arch", None) or getattr(theirs, "_name", None)
+            raise CollabError(f"{path} is a {arch} model and cannot be continued as {model_type}_collab")
+        found = json.loads(theirs.hf_config)["model_type"]
+        if found != model_type:
+            raise CollabError(f"{path} is a {found} model; give --arch {found}_collab")
+        logger.info("the model is that of %s; --hf-model is not read", path)
+        for name in CARRIED:
+            setattr(options, name, getattr(theirs, name, None))
+        return None
+    if not options.hf_model:
+        raise CollabError(
+            f"--hf-model is missing: give the folder of a {model_type} model with its configuration, weights and "
+            "tokenizer"
+        )
+    options.hf_config = hf_folder.read_config(options.hf_model, model_type)
+    _check_swap_options(options)
+    return options.hf_model
+
+
+def _check_swap_options(options: Namespace) -> None:
+    if options.key_dim is None:
+        for name in ("mix_dim", "mix_layout", "calibrate", "refine_steps"):
+            if getattr(options, name):
+                raise CollabError(
+                    f"--{name.replace('_', '-')} says how attentions are swapped, but without --key-dim none is; give "
+                    "--key-dim, for example a quarter of the model's width"
+                )
+    if options.refine_steps < 0:
+        raise CollabError(f"--refine-steps is {options.refine_steps}; it must be at least 0")
+    if options.refine_steps and not options.calibrate:
+        raise CollabError("--refine-steps needs text to train on: give --calibrate")
+    if options.calibrate_sentences < 2:
+        raise CollabError(f"--calibrate-sentences is {options.calibrate_sentences}; it must be at least 2")
+
+
+def encoder_shape(config: Any) -> AttentionShape:
+    """The attentions of a configuration of transformers; ALBERT's layers of one group share theirs."""
+    layers = config.num_hidden_layers
+    if config.model_type == "albert":
+        layers = config.num_hidden_groups * config.inner_group_num
+    return AttentionShape(config.hidden_size, config.num_attention_heads, layers)
+
+
+def _config(options: Namespace) -> Any:
+    config = hf_folder.config_of(options.hf_config)
+    family = hf_folder.FAMILIES[config.model_type]
+    for name in ("dropout", "attention_dropout"):
+        if getattr(options, name) is not None:
+            setattr(config, getattr(family, name), getattr(options, name))
+    return config
+
+
+def build(args: Any, task: Any, model_type: str) -> HFEncoderModel:
+    """The model that the options describe; afterwards they describe it without the folder.
+
+    Args:
+        args: as fairseq hands them to ``build_model``. task: with the dictionary, and the text to calibrate on.
+
+    Raises:
+        CollabError: options or a folder that are wrong, or do not fit the dictionary or the checkpoint.
+    """
+    start: dict[str, Optional[str]] = {}
+
+    def shapes(options: Namespace) -> dict[str, AttentionShape]:
+        start["folder"] = _find_start(options, model_type)
+        if start["folder"] and options.key_dim is not None:
+            options.mix_layout = options.mix_layout or "picked"
+        elif start["folder"]:
+            options.collaborative_heads = "none"
+        return {"encoder": encoder_shape(_config(options))}
+
+    def make(options: Namespace) -> HFEncoderModel:
+        # these two only told the defaults for a folder
+        options.collaborative_heads, options.mix_layout = None, getattr(args, "mix_layout", None)
+        dictionary, folder = task.source_dictionary, start["folder"]
+        if folder is None:
+            return HFEncoderModel(options, rebuild(options, dictionary))
+        model, has_head = hf_folder.load_masked_lm(folder, _config(options))
+        hf_ids = hf_folder.token_ids(dictionary, folder, model.config.vocab_size)
+        if not has_head:
+            logger.info("%s has no head for masked language modelling; a new one is made", folder)
+        options.hf_dictionary = hf_folder.fingerprint(dictionary)
+        return HFEncoderModel(options, HFEncoder(dictionary, model, hf_ids), folder)
+
+    return build_with_config(args, fill_options, shapes, make)
+
+
+def rebuild(options: Namespace, dictionary: Any) -> HFEncoder:
+    """The encoder of a checkpoint without its weights.
+
+    Raises:
+        CollabError: the dictionary is not the one that it was trained with.
+    """
+    if options.hf_dictionary != hf_folder.fingerprint(dictionary):
+        raise CollabError(
+            "the data's dictionary is not the one that the checkpoint was trained with; binarise the text with the "
+            "same tokenizer, or start from the folder with --hf-model"
+        )
+    config = _config(options)
+    with hf_folder.quiet():
+        model = import_transformers().AutoModelForMaskedLM.from_config(config).float()
+    return HFEncoder(dictionary, model, torch.zeros(len(dictionary), dtype=torch.long))
