@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary, indexed_dataset
-from fairseq_collab._transformers import import_transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from fairseq_collab._transformers import import_transformers
 
 transformers = import_transformers()
 

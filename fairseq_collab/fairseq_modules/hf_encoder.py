@@ -1,4 +1,4 @@
-"""An encoder of Hugging Face's transformers as a model of fairseq: BERT, DistilBERT, ALBERT, with or without shared keys.
+"""BERT, DistilBERT and ALBERT of Hugging Face's transformers as a model of fairseq, with or without shared keys.
 
 The forward pass and the heads; how a training or a checkpoint begins is ``hf_start``, reading folders ``hf_folder``.
 
@@ -146,9 +146,7 @@ class HFEncoderModel(RobertaModel):
             weights = load_head(self.folder, self.config, num_classes)
             head.load_state_dict(weights, strict=False)
             fresh = [part for part in ("dense", "out_proj") if f"{part}.weight" not in weights]
-            logger.info(
-                "the head %s starts %s", name, f"with a new {' and '.join(fresh)}" if fresh else "as the folder's"
-            )
+            logger.info("head %s: %s", name, f"new {' and '.join(fresh)}" if fresh else "as in the folder")
         self.classification_heads[name] = head
 
     def _head_dropout(self) -> float:

@@ -18,12 +18,7 @@ from torch import Tensor, nn
 from fairseq_collab._transformers import import_transformers
 from fairseq_collab.errors import CollabError
 
-WEIGHT_FILES = (
-    "model*.safetensors",
-    "pytorch_model*.bin",
-    "model*.safetensors.index.json",
-    "pytorch_model*.index.json",
-)
+WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
 NAMED_BY_ID = re.compile(r"madeupword(\d+)")
 
 
@@ -134,13 +129,13 @@ def read_config(folder: str, model_type: str) -> str:
 def _require_weights(folder: str) -> None:
     if not any(any(Path(folder).glob(pattern)) for pattern in WEIGHT_FILES):
         raise CollabError(
-            f"--hf-model {folder} has a configuration but no weights ({', '.join(WEIGHT_FILES[:2])}); give a folder "
+            f"--hf-model {folder} has a configuration but no weights ({', '.join(WEIGHT_FILES)}); give a folder "
             "that save_pretrained wrote"
         )
 
 
 def _load(kind: str, folder: str, **options: Any) -> tuple[nn.Module, set[str]]:
-    """The model in float32 as ``transformers.AutoModelFor<kind>`` loads it, and the names of what was not in the folder.
+    """The model of ``transformers.AutoModelFor<kind>`` in float32, and the names of what was not in the folder.
 
     Raises:
         CollabError: there are no weights, or they do not fit.

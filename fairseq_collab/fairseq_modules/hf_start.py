@@ -1,7 +1,7 @@
 """How a model around an encoder of transformers begins: from a folder, or as the checkpoint that will be loaded says.
 
-A new training reads the folder that ``--hf-model`` names and swaps its attentions if ``--key-dim`` is given. The options
-then carry the configuration of both (``hf_config``, ``collab_config``), so that a checkpoint needs the folder no more.
+A new training reads the folder that ``--hf-model`` names and swaps its attentions if ``--key-dim`` is given. The
+options then carry both configurations (``hf_config``, ``collab_config``), so that a checkpoint needs no folder.
 """
 
 import json
@@ -11,13 +11,15 @@ from argparse import Namespace
 from typing import Any, Optional
 
 import torch
+from torch import nn
 
 from fairseq_collab._transformers import import_transformers
 from fairseq_collab.checkpoint import load_checkpoint, model_options
-from fairseq_collab.config import AttentionShape
+from fairseq_collab.config import AttentionShape, CollabConfig
 from fairseq_collab.errors import CollabError
 from fairseq_collab.fairseq_modules import hf_folder
 from fairseq_collab.fairseq_modules.hf_encoder import HFEncoder, HFEncoderModel
+from fairseq_collab.fairseq_modules.hf_swap import calibration_batches, encoder_shape, install, swap
 from fairseq_collab.fairseq_modules.options import build_with_config, fill_flags
 
 logger = logging.getLogger(__name__)
@@ -139,14 +141,6 @@ def _check_swap_options(options: Namespace) -> None:
         raise CollabError(f"--calibrate-sentences is {options.calibrate_sentences}; it must be at least 2")
 
 
-def encoder_shape(config: Any) -> AttentionShape:
-    """The attentions of a configuration of transformers; ALBERT's layers of one group share theirs."""
-    layers = config.num_hidden_layers
-    if config.model_type == "albert":
-        layers = config.num_hidden_groups * config.inner_group_num
-    return AttentionShape(config.hidden_size, config.num_attention_heads, layers)
-
-
 def _config(options: Namespace) -> Any:
     config = hf_folder.config_of(options.hf_config)
     family = hf_folder.FAMILIES[config.model_type]
@@ -180,29 +174,56 @@ def build(args: Any, task: Any, model_type: str) -> HFEncoderModel:
         options.collaborative_heads, options.mix_layout = None, getattr(args, "mix_layout", None)
         dictionary, folder = task.source_dictionary, start["folder"]
         if folder is None:
-            return HFEncoderModel(options, rebuild(options, dictionary))
+            return HFEncoderModel(options, _rebuild(options, dictionary))
         model, has_head = hf_folder.load_masked_lm(folder, _config(options))
         hf_ids = hf_folder.token_ids(dictionary, folder, model.config.vocab_size)
         if not has_head:
             logger.info("%s has no head for masked language modelling; a new one is made", folder)
         options.hf_dictionary = hf_folder.fingerprint(dictionary)
-        return HFEncoderModel(options, HFEncoder(dictionary, model, hf_ids), folder)
+        encoder = HFEncoder(dictionary, model, hf_ids)
+        if options.key_dim is not None:
+            _swap(encoder, options, task)
+        return HFEncoderModel(options, encoder, folder)
 
     return build_with_config(args, fill_options, shapes, make)
 
 
-def rebuild(options: Namespace, dictionary: Any) -> HFEncoder:
-    """The encoder of a checkpoint without its weights.
+def _swap(encoder: HFEncoder, options: Namespace, task: Any) -> None:
+    seed, batches = getattr(options, "seed", 1), None
+    if options.calibrate:
+        batches = calibration_batches(task, encoder, options.calibrate_sentences, seed)
+    on_gpu = torch.cuda.is_available() and not getattr(options, "cpu", False)
+    report = swap(
+        encoder.model,
+        options.collab.encoder,
+        batches,
+        refine_steps=options.refine_steps,
+        seed=seed,
+        device="cuda" if on_gpu and batches else None,
+    )
+    encoder.model.cpu()
+    logger.info("attentions were swapped, %s:\n%s", report.signature, report.table())
 
-    Raises:
-        CollabError: the dictionary is not the one that it was trained with.
-    """
-    if options.hf_dictionary != hf_folder.fingerprint(dictionary):
-        raise CollabError(
-            "the data's dictionary is not the one that the checkpoint was trained with; binarise the text with the "
-            "same tokenizer, or start from the folder with --hf-model"
-        )
+
+def make_model(options: Namespace) -> nn.Module:
+    """The model of transformers that a checkpoint's options describe, with weights yet to be loaded, in float32."""
     config = _config(options)
     with hf_folder.quiet():
         model = import_transformers().AutoModelForMaskedLM.from_config(config).float()
-    return HFEncoder(dictionary, model, torch.zeros(len(dictionary), dtype=torch.long))
+    shapes = {"encoder": encoder_shape(config)}
+    install(model, CollabConfig.from_json(options.collab_config, shapes, "the checkpoint's collab_config").encoder)
+    return model
+
+
+def check_dictionary(options: Namespace, dictionary: Any, where: str) -> None:
+    """Raises CollabError when the dictionary is not the one that a checkpoint with these options was trained with."""
+    if options.hf_dictionary != hf_folder.fingerprint(dictionary):
+        raise CollabError(
+            f"the dictionary of {where} is not the one that the checkpoint was trained with; binarise the text with "
+            "the same tokenizer, or start from the folder with --hf-model"
+        )
+
+
+def _rebuild(options: Namespace, dictionary: Any) -> HFEncoder:
+    check_dictionary(options, dictionary, "the data")
+    return HFEncoder(dictionary, make_model(options), torch.zeros(len(dictionary), dtype=torch.long))

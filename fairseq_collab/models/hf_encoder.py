@@ -1,4 +1,4 @@
-"""Registers ``bert_collab``, ``distilbert_collab`` and ``albert_collab``: encoders of transformers in fairseq's trainer."""
+"""Registers ``bert_collab``, ``distilbert_collab`` and ``albert_collab``: encoders of transformers."""
 
 from typing import Any
 
