@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from fairseq_collab import ranks
 from fairseq_collab.adapters import fairseq_transformer as adapter
-from fairseq_collab.checkpoint import drop_training_state
+from fairseq_collab.adapters.hf_encoder import is_hf_encoder
+from fairseq_collab.checkpoint import drop_training_state, model_options
 from fairseq_collab.config import ATTENTIONS, check_attention
 from fairseq_collab.conversion import OLD_KEYS, Job, Request, count_parameters, describe
 from fairseq_collab.decomposition.layer import (
@@ -32,6 +33,10 @@ def check(state: dict[str, Any], path: str, request: Request) -> list[str]:
     Args:
         state: a checkpoint. path: what to call it.
     """
+    if is_hf_encoder(model_options(state, path)):
+        from fairseq_collab.fairseq_modules import hf_convert
+
+        return hf_convert.check(state, path, request)
     try:
         options, _, shapes = describe(state, path)
     except CollabError as error:
@@ -73,6 +78,10 @@ def to_collaborative(state: dict[str, Any], path: str, request: Request) -> Conv
     if reasons := check(state, path, request):
         raise CollabError(" ".join(reason if reason.endswith(".") else reason + "." for reason in reasons))
     drop_training_state(state)
+    if is_hf_encoder(model_options(state, path)):
+        from fairseq_collab.fairseq_modules import hf_convert
+
+        return hf_convert.to_collaborative(state, path, request)
     options, name, shapes = describe(state, path)
     job = Job(request, state, options, name, shapes, adapter.attentions(shapes, request.kinds))
     report = job.report
