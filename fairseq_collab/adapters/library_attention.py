@@ -7,7 +7,7 @@ Notation: B batch, T target length, S source length, D width, H heads, R shared 
 
 import inspect
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, Mapping, Optional
 
 import torch
@@ -185,7 +185,7 @@ class LibraryAttention(CollaborativeAttention):
         return k.squeeze(1), v.squeeze(1)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _both(own: type, library: type) -> type:
     """A class that is both, with the methods of ``own`` wherever it has them."""
     return type(f"Collaborative{library.__name__}", (own, library), {"made_of": (own, library)})
