@@ -21,6 +21,8 @@ _HOME_OF = {
     "CollaborativeLayerAdapter": "adapters.base",
     "DistilBERTCollaborativeAdapter": "adapters.distilbert",
     "MixingMatrixInit": "attention",
+    "load_collaborative": "pretrained",
+    "save_collaborative": "pretrained",
     "swap_to_collaborative": "swap",
 }
 

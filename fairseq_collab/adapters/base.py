@@ -4,6 +4,7 @@ An adapter names classes of the library and, for a module of such a class, its p
 ``library_attention``; what is computed for it is ``fairseq_collab.swap``.
 """
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -11,7 +12,8 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from fairseq_collab.adapters.library_attention import Call, LibraryAttention, argument_names, is_causal
+from fairseq_collab.adapters import ADAPTERS
+from fairseq_collab.adapters.library_attention import Call, LibraryAttention, NoWeight, argument_names, is_causal
 from fairseq_collab.attention import CollaborativeAttention
 from fairseq_collab.config import AttentionConfig
 from fairseq_collab.decomposition.layer import CollaborativeLayer, ConcatenatedLayer
@@ -173,6 +175,9 @@ class FoundAttention:
         module.requires_grad_(parts.query.weight.requires_grad)
         module.v_proj = parts.value
         module.out_proj = parts.output if parts.owns_output else nn.Identity()
+        for name, child in self.module.named_children():
+            if child is parts.query and not hasattr(module, name):
+                module.add_module(name, NoWeight(parts.query.weight))
         module.stand_in_for(self.module)
         return module
 
@@ -209,9 +214,14 @@ def as_adapter(adapter: Any) -> CollaborativeLayerAdapter:
     )
 
 
-def _known_adapters() -> str:
-    from fairseq_collab.adapters import ADAPTERS
+def known_adapter(name: str) -> Optional[CollaborativeLayerAdapter]:
+    """The adapter of this package of that name, if there is one."""
+    if name not in ADAPTERS:
+        return None
+    return getattr(importlib.import_module(f"fairseq_collab.adapters.{ADAPTERS[name]}"), name)()
 
+
+def _known_adapters() -> str:
     return ", ".join(ADAPTERS)
 
 

@@ -185,6 +185,18 @@ class LibraryAttention(CollaborativeAttention):
         return k.squeeze(1), v.squeeze(1)
 
 
+class NoWeight(nn.Module):
+    """Stands under the name of a projection that was replaced, with a ``weight`` of one number.
+
+    So a state dict of a swapped model does not load into the library's own model, neither by ``from_pretrained`` nor
+    with ``strict=False``: it would leave the attention random.
+    """
+
+    def __init__(self, like: Tensor):
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(1, dtype=like.dtype, device=like.device))
+
+
 @cache
 def _both(own: type, library: type) -> type:
     """A class that is both, with the methods of ``own`` wherever it has them."""
