@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "ALBERTCollaborativeAdapter": "adapters.albert",
+    "AttentionParts": "adapters.base",
     "BERTCollaborativeAdapter": "adapters.bert",
     "CollabConfig": "config",
     "CollabError": "errors",

@@ -56,12 +56,10 @@ class CollaborativeLayerAdapter:
     """Where a family of models keeps its attentions. Subclass it for another library or model.
 
     Class attributes:
-        models: the family, as messages call it.
         class_names: names of the attention classes; a module matches that is of such a class or of a subclass of one.
         module_class: what is put in their place.
     """
 
-    models: str = ""
     class_names: tuple[str, ...] = ()
     module_class: type[LibraryAttention] = LibraryAttention
 

@@ -194,6 +194,16 @@ class TensorAttention(nn.Module):
         return nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
 
 
+def test_tensors_of_unknown_meaning_are_refused(hf_model):
+    model = hf_model("Bert")
+    swap(model)
+    module = model.get_submodule(ATTENTION)
+    with pytest.raises(CollabError, match="An attention was given position_bias, which"):
+        module(torch.ones(1, 3, 48), position_bias=torch.zeros(1, 4, 3, 3))
+    with pytest.raises(CollabError, match="cannot read a mask of type BlockMask; load the model with attn_impl"):
+        module(torch.ones(1, 3, 48), attention_mask=type("BlockMask", (), {})())
+
+
 def refusal(model, *args, **options):
     before = [name for name, _ in model.named_modules()]
     with pytest.raises(CollabError) as caught:
