@@ -19,7 +19,7 @@ from fairseq_collab.errors import CollabError
 # the names that versions of transformers gave to one thing
 HIDDEN, SOURCE = ("hidden_states", "query"), ("encoder_hidden_states", "key")
 MASK, CACHE = ("attention_mask", "mask"), ("cache", "past_key_values", "past_key_value")
-# tensors that may be left unread; `value` is what `key` is
+# tensors among an attention's own parameters that may be left unread; `value` is what `key` is
 UNREAD = ("value", "head_mask", "cache_position", "position_ids", "encoder_attention_mask")
 _HOOKS = (
     "_forward_hooks",
@@ -72,7 +72,9 @@ def read_call(names: tuple[str, ...], args: tuple, kwargs: Mapping[str, Any]) ->
     if mask is not None and mask.dim() == 3:
         mask = mask.unsqueeze(1)
     for name, value in given.items():
-        if name not in UNREAD and isinstance(value, (Tensor, tuple)):
+        # what else comes by name is for kernels that are not used here, or for the loss
+        own = name in names or name == "position_bias"
+        if own and name not in UNREAD and isinstance(value, (Tensor, tuple)):
             raise CollabError(
                 f"An attention was given {name}, which collaborative heads cannot take into account; without it their "
                 "output would be another."
