@@ -98,9 +98,10 @@ class CollaborativeLayerAdapter:
     def problems(self, model: nn.Module, found: dict[str, "FoundAttention"]) -> list[str]:
         """Why these attentions cannot be replaced, a sentence each."""
         reasons = []
-        for part in model.modules():
-            config = getattr(part, "config", None)
-            implementation = getattr(config, "_attn_implementation", None)
+        for name, part in model.named_modules():
+            if not any(one == name or one.startswith(f"{name}.") or not name for one in found):
+                continue
+            implementation = getattr(getattr(part, "config", None), "_attn_implementation", None)
             if isinstance(implementation, str) and implementation not in IMPLEMENTATIONS:
                 reason = (
                     f"The attention implementation {implementation} cannot work with shared keys; load the model with "
@@ -179,6 +180,17 @@ class FoundAttention:
         module.stand_in_for(self.module)
         return module
 
+    def standalone(self, config: AttentionConfig, layer: CollaborativeLayer) -> CollaborativeAttention:
+        """A converted layer with copies of the original's values and output projection, in float32 and frozen."""
+        parts = self.parts
+        module = CollaborativeAttention.from_config(
+            config, parts.query.in_features, parts.num_heads, kdim=parts.key.in_features, vdim=parts.value.in_features
+        )
+        fill(module, layer)
+        module.v_proj = _copy(parts.value)
+        module.out_proj = nn.Identity() if parts.output is None else _copy(parts.output)
+        return module.float().eval().requires_grad_(False).to(parts.query.weight.device)
+
     def replace(self, model: nn.Module, module: LibraryAttention) -> None:
         """Puts ``module`` in the place of the attention, wherever ``model`` uses it."""
         for parent in list(model.modules()):
@@ -195,6 +207,13 @@ def fill(module: CollaborativeAttention, layer: CollaborativeLayer) -> None:
     module.mixing.copy_(layer.mixing)
     module.query_bias.copy_(layer.query_bias)
     module.pick.copy_(layer.pick)
+
+
+def _copy(linear: nn.Linear) -> nn.Linear:
+    """Without hooks, on the CPU."""
+    made = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+    made.load_state_dict(linear.state_dict())
+    return made
 
 
 def as_adapter(adapter: Any) -> CollaborativeLayerAdapter:

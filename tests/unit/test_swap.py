@@ -106,7 +106,7 @@ def test_calibration_leaves_padding_out(hf_model):
     for batch in other:
         batch["input_ids"][1::2, 7:] = 3
     first, second = (
-        collect_moments(ObservedLibraryModel(model, found, text, torch.device("cpu")), progress=False)[ATTENTION]
+        collect_moments(ObservedLibraryModel(model, found, text, []), progress=False)[ATTENTION]
         for text in (batches(2), other)
     )
     assert first[0].count == 2 * (2 * 10 + 2 * 7)
@@ -117,7 +117,7 @@ def test_cross_attention_is_calibrated_by_both_sides(hf_model):
     model = hf_model("Bert", is_decoder=True, add_cross_attention=True)
     text = [{**one, "encoder_hidden_states": torch.randn(4, 5, 48)} for one in batches(6)]
     found = BERTCollaborativeAdapter().find(model)
-    moments = collect_moments(ObservedLibraryModel(model, found, text, torch.device("cpu")), progress=False)
+    moments = collect_moments(ObservedLibraryModel(model, found, text, []), progress=False)
     query, key = moments["encoder.layer.0.crossattention.self"]
     assert (query.count, key.count) == (6 * (2 * 10 + 2 * 7), 6 * 4 * 5)
     report = swap(model, calibration=text, refine_steps=5)
@@ -141,7 +141,7 @@ def test_refinement_compares_with_the_output_of_the_library(hf_model, family, ad
 def test_a_shared_attention_is_swapped_once_with_all_its_uses(hf_model):
     model = hf_model("Albert", num_hidden_layers=3)
     found = ALBERTCollaborativeAdapter().find(model)
-    moments = collect_moments(ObservedLibraryModel(model, found, batches(2), torch.device("cpu")), progress=False)
+    moments = collect_moments(ObservedLibraryModel(model, found, batches(2), []), progress=False)
     ((query, _),) = moments.values()
     assert query.count == 3 * 2 * (2 * 10 + 2 * 7)
     report = swap(model, 24, ALBERTCollaborativeAdapter, calibration=batches(4), refine_steps=5)
