@@ -1,4 +1,4 @@
-"""Hugging Face's BERT with converted attentions put back, with exact content biases if wanted. Reads no files, measures nothing.
+"""Hugging Face's BERT with converted attentions put back, with exact content biases if wanted. Measures nothing.
 
 Notation: B batch, T length, D width, H heads, N sentences.
 """

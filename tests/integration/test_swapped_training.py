@@ -97,10 +97,10 @@ def test_an_attention_compiles_into_one_graph(swapped, family, key_dim):
         torch.testing.assert_close(compiled(*given)[0], module(*given)[0])
 
 
-def test_a_model_compiles(swapped):
+def test_a_model_compiles_into_one_graph(swapped):
     model = swapped()
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     data = examples(4)
     torch.testing.assert_close(compiled(**data).logits, model(**data).logits)
 
