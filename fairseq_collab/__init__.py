@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "ALBERTCollaborativeAdapter": "adapters.albert",
+    "AttentionParts": "adapters.base",
     "BERTCollaborativeAdapter": "adapters.bert",
     "CollabConfig": "config",
     "CollabError": "errors",
@@ -21,6 +22,8 @@ _HOME_OF = {
     "CollaborativeLayerAdapter": "adapters.base",
     "DistilBERTCollaborativeAdapter": "adapters.distilbert",
     "MixingMatrixInit": "attention",
+    "load_collaborative": "pretrained",
+    "save_collaborative": "pretrained",
     "swap_to_collaborative": "swap",
 }
 

@@ -13,8 +13,9 @@ from torch import nn
 from tqdm import tqdm
 
 from fairseq_collab import functional
+from fairseq_collab._transformers import hide_unusable_torchaudio
 from fairseq_collab.adapters.base import CollaborativeLayerAdapter, FoundAttention, as_adapter, fill
-from fairseq_collab.adapters.observed import ObservedLibraryModel
+from fairseq_collab.adapters.observed import ObservedLibraryModel, split
 from fairseq_collab.attention import CollaborativeAttention
 from fairseq_collab.config import AttentionConfig
 from fairseq_collab.decomposition.calibration import Whitening
@@ -24,6 +25,8 @@ from fairseq_collab.decomposition.observation import collect_moments
 from fairseq_collab.decomposition.refine import Student, refine_layers
 from fairseq_collab.errors import CollabError
 from fairseq_collab.report import ConversionReport
+
+hide_unusable_torchaudio()  # models are usually loaded between this import and the swap
 
 
 def swap_to_collaborative(
@@ -83,13 +86,16 @@ def swap_to_collaborative(
     try:
         model.eval()
         if calibration is not None:
-            observed = _observe(model, found, calibration, bool(refine_steps), seed)
+            train, held_out, count = split(calibration, next(model.parameters()).device, seed)
+            if refine_steps and not held_out:
+                raise CollabError("calibration has one batch, and refinement holds one out; give at least two.")
+            observed = ObservedLibraryModel(model, found, train, held_out)
             moments = collect_moments(observed, progress)
             for name in found:
                 if name not in moments:
                     raise CollabError(f"{name} did not run on the calibration text; give batches in which it does.")
             whitenings = {name: Whitening.of(*pair) for name, pair in moments.items()}
-            report.settings["calib"] = observed.sequences
+            report.settings["calib"] = count
         converted = {}
         with tqdm(found.items(), desc="attentions", unit="attention", disable=not progress) as bar:
             for name, one in bar:
@@ -98,8 +104,10 @@ def swap_to_collaborative(
                 converted[name] = convert_layer(one.parts.layer, *dims, whitenings.get(name), method, seed, tol)
                 report.rows.append({"name": name, "seconds": time.monotonic() - started})
         if refine_steps:
-            students = {name: _student(one, configs[name], converted[name]) for name, one in found.items()}
-            students = {name: Student(student, whitenings[name]) for name, student in students.items()}
+            students = {
+                name: Student(one.standalone(configs[name], converted[name]), whitenings[name])
+                for name, one in found.items()
+            }
             errors = refine_layers(observed, students, refine_steps, progress)
             for row in report.rows:
                 converted[row["name"]] = _layer(students[row["name"]].module)
@@ -176,35 +184,6 @@ def _config(one: FoundAttention, key_dim: Any, mix_dim: Union[int, str, None]) -
         )
     scale = parts.scale if parts.scale is not None else functional.default_scale(width, heads)
     return AttentionConfig(True, key_dim, mix_dim, "dense" if mix_dim == key_dim else "picked", scale=scale)
-
-
-def _observe(
-    model: nn.Module, found: dict[str, FoundAttention], calibration: Iterable[Any], refine: bool, seed: int
-) -> ObservedLibraryModel:
-    device = next(model.parameters()).device
-    observed = ObservedLibraryModel(model, found, calibration, device, seed)
-    if refine and not observed.batches(True):
-        raise CollabError("calibration has one batch, and refinement holds one out; give at least two.")
-    return observed
-
-
-def _student(one: FoundAttention, config: AttentionConfig, layer: CollaborativeLayer) -> CollaborativeAttention:
-    """A converted layer in float32 with the output projection of the original, wherever that is."""
-    parts = one.parts
-    kdim, vdim = parts.key.in_features, parts.value.in_features
-    width = parts.query.in_features
-    module = CollaborativeAttention.from_config(config, width, parts.num_heads, kdim=kdim, vdim=vdim)
-    fill(module, layer)
-    module.v_proj = _copy(parts.value)
-    module.out_proj = nn.Identity() if parts.output is None else _copy(parts.output)
-    return module.float().eval().requires_grad_(False).to(parts.query.weight.device)
-
-
-def _copy(linear: nn.Linear) -> nn.Linear:
-    """In float32, without hooks."""
-    made = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
-    made.load_state_dict(linear.state_dict())
-    return made
 
 
 def _layer(module: CollaborativeAttention) -> CollaborativeLayer:

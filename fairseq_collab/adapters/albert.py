@@ -20,7 +20,6 @@ class AlbertCollaborativeAttention(LibraryAttention):
 class ALBERTCollaborativeAdapter(CollaborativeLayerAdapter):
     """ALBERT: a shared attention is swapped once, with what all its uses show."""
 
-    models = "ALBERT"
     class_names = ("AlbertAttention",)
     module_class = AlbertCollaborativeAttention
 

@@ -4,6 +4,7 @@ An adapter names classes of the library and, for a module of such a class, its p
 ``library_attention``; what is computed for it is ``fairseq_collab.swap``.
 """
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -11,7 +12,8 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from fairseq_collab.adapters.library_attention import Call, LibraryAttention, argument_names, is_causal
+from fairseq_collab.adapters import ADAPTERS
+from fairseq_collab.adapters.library_attention import Call, LibraryAttention, NoWeight, argument_names, is_causal
 from fairseq_collab.attention import CollaborativeAttention
 from fairseq_collab.config import AttentionConfig
 from fairseq_collab.decomposition.layer import CollaborativeLayer, ConcatenatedLayer
@@ -54,12 +56,10 @@ class CollaborativeLayerAdapter:
     """Where a family of models keeps its attentions. Subclass it for another library or model.
 
     Class attributes:
-        models: the family, as messages call it.
         class_names: names of the attention classes; a module matches that is of such a class or of a subclass of one.
         module_class: what is put in their place.
     """
 
-    models: str = ""
     class_names: tuple[str, ...] = ()
     module_class: type[LibraryAttention] = LibraryAttention
 
@@ -98,9 +98,10 @@ class CollaborativeLayerAdapter:
     def problems(self, model: nn.Module, found: dict[str, "FoundAttention"]) -> list[str]:
         """Why these attentions cannot be replaced, a sentence each."""
         reasons = []
-        for part in model.modules():
-            config = getattr(part, "config", None)
-            implementation = getattr(config, "_attn_implementation", None)
+        for name, part in model.named_modules():
+            if not any(one == name or one.startswith(f"{name}.") or not name for one in found):
+                continue
+            implementation = getattr(getattr(part, "config", None), "_attn_implementation", None)
             if isinstance(implementation, str) and implementation not in IMPLEMENTATIONS:
                 reason = (
                     f"The attention implementation {implementation} cannot work with shared keys; load the model with "
@@ -173,8 +174,22 @@ class FoundAttention:
         module.requires_grad_(parts.query.weight.requires_grad)
         module.v_proj = parts.value
         module.out_proj = parts.output if parts.owns_output else nn.Identity()
+        for name, child in self.module.named_children():
+            if child is parts.query and not hasattr(module, name):
+                module.add_module(name, NoWeight(parts.query.weight))
         module.stand_in_for(self.module)
         return module
+
+    def standalone(self, config: AttentionConfig, layer: CollaborativeLayer) -> CollaborativeAttention:
+        """A converted layer with copies of the original's values and output projection, in float32 and frozen."""
+        parts = self.parts
+        module = CollaborativeAttention.from_config(
+            config, parts.query.in_features, parts.num_heads, kdim=parts.key.in_features, vdim=parts.value.in_features
+        )
+        fill(module, layer)
+        module.v_proj = _copy(parts.value)
+        module.out_proj = nn.Identity() if parts.output is None else _copy(parts.output)
+        return module.float().eval().requires_grad_(False).to(parts.query.weight.device)
 
     def replace(self, model: nn.Module, module: LibraryAttention) -> None:
         """Puts ``module`` in the place of the attention, wherever ``model`` uses it."""
@@ -194,6 +209,13 @@ def fill(module: CollaborativeAttention, layer: CollaborativeLayer) -> None:
     module.pick.copy_(layer.pick)
 
 
+def _copy(linear: nn.Linear) -> nn.Linear:
+    """Without hooks, on the CPU."""
+    made = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+    made.load_state_dict(linear.state_dict())
+    return made
+
+
 def as_adapter(adapter: Any) -> CollaborativeLayerAdapter:
     """An adapter from one, or from its class.
 
@@ -209,9 +231,14 @@ def as_adapter(adapter: Any) -> CollaborativeLayerAdapter:
     )
 
 
-def _known_adapters() -> str:
-    from fairseq_collab.adapters import ADAPTERS
+def known_adapter(name: str) -> Optional[CollaborativeLayerAdapter]:
+    """The adapter of this package of that name, if there is one."""
+    if name not in ADAPTERS:
+        return None
+    return getattr(importlib.import_module(f"fairseq_collab.adapters.{ADAPTERS[name]}"), name)()
 
+
+def _known_adapters() -> str:
     return ", ".join(ADAPTERS)
 
 

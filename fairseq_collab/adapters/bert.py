@@ -16,7 +16,6 @@ _FAMILIES = (
 class BERTCollaborativeAdapter(CollaborativeLayerAdapter):
     """BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA: encoders and decoders, self- and cross-attention."""
 
-    models = "BERT, RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA"
     class_names = tuple(f"{family}{kind}Attention" for family in _FAMILIES for kind in ("Self", "Cross"))
 
     def parts(self, module: nn.Module, parent: nn.Module) -> AttentionParts:

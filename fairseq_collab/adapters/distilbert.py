@@ -8,7 +8,6 @@ from fairseq_collab.adapters.base import AttentionParts, CollaborativeLayerAdapt
 class DistilBERTCollaborativeAdapter(CollaborativeLayerAdapter):
     """DistilBERT of transformers 4 (``MultiHeadSelfAttention``) and 5."""
 
-    models = "DistilBERT"
     class_names = ("DistilBertSelfAttention", "MultiHeadSelfAttention")
 
     def _is_one(self, module: nn.Module) -> bool:

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from fairseq_collab.attention import CollaborativeAttention
 from fairseq_collab.errors import CollabError
 
-HIDDEN, MASK, SOURCE = ("hidden_states", "query"), ("attention_mask", "mask"), ("encoder_hidden_states",)
-CACHE = ("cache", "past_key_values", "past_key_value")  # the names that versions of transformers gave it
+# the names that versions of transformers gave to one thing
+HIDDEN, SOURCE = ("hidden_states", "query"), ("encoder_hidden_states", "key")
+MASK, CACHE = ("attention_mask", "mask"), ("cache", "past_key_values", "past_key_value")
+# tensors among an attention's own parameters that may be left unread; `value` is what `key` is
+UNREAD = ("value", "head_mask", "cache_position", "position_ids", "encoder_attention_mask")
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -46,7 +49,11 @@ class Call:
 
 
 def read_call(names: tuple[str, ...], args: tuple, kwargs: Mapping[str, Any]) -> Call:
-    """Sorts the arguments of an attention whose parameters have these names, whichever version gave them."""
+    """Sorts the arguments of an attention whose parameters have these names, whichever version gave them.
+
+    Raises:
+        CollabError: a mask of a kind that cannot be read, or a tensor of unknown meaning.
+    """
     given = {**dict(zip(names, args, strict=False)), **kwargs}
 
     def take(known: tuple[str, ...]) -> Any:
@@ -64,6 +71,16 @@ def read_call(names: tuple[str, ...], args: tuple, kwargs: Mapping[str, Any]) ->
         )
     if mask is not None and mask.dim() == 3:
         mask = mask.unsqueeze(1)
+    for name, value in given.items():
+        # what else comes by name is for kernels that are not used here, or for the loss
+        own = name in names or name == "position_bias"
+        if own and name not in UNREAD and isinstance(value, (Tensor, tuple)):
+            raise CollabError(
+                f"An attention was given {name}, which collaborative heads cannot take into account; without it their "
+                "output would be another."
+            )
+    if source is hidden:
+        source = None
     return Call(hidden, source, mask, cache, given)
 
 
@@ -183,6 +200,18 @@ class LibraryAttention(CollaborativeAttention):
         if cross:
             cache.is_updated[self.layer_idx] = True
         return k.squeeze(1), v.squeeze(1)
+
+
+class NoWeight(nn.Module):
+    """Stands under the name of a projection that was replaced, with a ``weight`` of one number.
+
+    So a state dict of a swapped model does not load into the library's own model, neither by ``from_pretrained`` nor
+    with ``strict=False``: it would leave the attention random.
+    """
+
+    def __init__(self, like: Tensor):
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(1, dtype=like.dtype, device=like.device))
 
 
 @cache

@@ -17,57 +17,46 @@ from fairseq_collab.errors import CollabError
 HELD_OUT, MOST_HELD_OUT = 8, 256  # one in so many sequences of the calibration text is held out, at most so many
 
 
+def split(calibration: Iterable[Any], device: torch.device, seed: int = 0) -> tuple[list[Any], list[Any], int]:
+    """Moves batches to a device and keeps some apart: what is fitted to, what is held out, and the sequences of both.
+
+    Of a single batch nothing is held out.
+
+    Raises:
+        CollabError: there is no batch, or something that is none.
+    """
+    if isinstance(calibration, (str, Mapping, Tensor)):
+        raise CollabError(
+            f"calibration is one {type(calibration).__name__}; give a list of batches, each as the model takes it."
+        )
+    batches = [_moved(batch, device) for batch in calibration]
+    if not batches:
+        raise CollabError("calibration has no batch; give some text, or leave it out.")
+    sizes = [_sequences(batch) for batch in batches]
+    wanted = min(MOST_HELD_OUT, sum(sizes) / HELD_OUT)
+    held_out: list[int] = []
+    for number in torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed)).tolist():
+        if len(held_out) < len(batches) - 1 and sum(sizes[one] for one in held_out) < wanted:
+            held_out.append(number)
+    train = [batch for number, batch in enumerate(batches) if number not in held_out]
+    return train, [batches[number] for number in held_out], sum(sizes)
+
+
 class ObservedLibraryModel:
     """A model with its attentions and calibration text, as moments and layer-wise refinement want it.
 
     It predicts nothing, hence offers no ``log_probs`` to distil from.
 
     Args:
-        model: what runs. found: its attentions.
-        calibration: batches as the model's forward takes them: dicts of tensors, or tensors.
-        device: where the batches go. seed: of what is held out.
-
-    Raises:
-        CollabError: there is no batch, or something that is none.
+        model: in evaluation mode. found: its attentions.
+        train, held_out: batches to fit to and to judge by, as :func:`split` makes them.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        found: Mapping[str, FoundAttention],
-        calibration: Iterable[Any],
-        device: torch.device,
-        seed: int = 0,
+        self, model: nn.Module, found: Mapping[str, FoundAttention], train: Sequence[Any], held_out: Sequence[Any]
     ):
-        self.model, self.found, self.device = model, found, device
-        if isinstance(calibration, (str, Mapping, Tensor)):
-            raise CollabError(
-                f"calibration is one {type(calibration).__name__}; give a list of batches, each as the model takes it."
-            )
-        batches = [self._move(batch) for batch in calibration]
-        if not batches:
-            raise CollabError("calibration has no batch; give some text, or leave it out.")
-        sizes = [_sequences(batch) for batch in batches]
-        self.sequences = sum(sizes)
-        wanted = min(MOST_HELD_OUT, self.sequences / HELD_OUT)
-        held_out: list[int] = []
-        for number in torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed)).tolist():
-            if len(held_out) < len(batches) - 1 and sum(sizes[one] for one in held_out) < wanted:
-                held_out.append(number)
-        self._batches = {
-            True: [batches[number] for number in held_out],
-            False: [batch for number, batch in enumerate(batches) if number not in held_out],
-        }
-
-    def _move(self, batch: Any) -> Any:
-        if isinstance(batch, Mapping):
-            return {key: one.to(self.device) if isinstance(one, Tensor) else one for key, one in batch.items()}
-        if isinstance(batch, Tensor):
-            return batch.to(self.device)
-        raise CollabError(
-            f"calibration has a batch of type {type(batch).__name__}; give dicts of tensors as the tokenizer returns "
-            "them, or tensors of token indices."
-        )
+        self.model, self.found = model, found
+        self._batches = {False: train, True: held_out}
 
     def batches(self, held_out: bool) -> Sequence[Any]:
         """See ``ObservedModel``."""
@@ -117,6 +106,17 @@ def _observation(name: str, one: FoundAttention, call: Call, output: Any, valid:
     query_valid = valid[0] if known else torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
     attended = output[0] if isinstance(output, tuple) else output
     return Observation(name, query, key, query_valid, key_valid, mask, attended.float())
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: one.to(device) if isinstance(one, Tensor) else one for key, one in batch.items()}
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    raise CollabError(
+        f"calibration has a batch of type {type(batch).__name__}; give dicts of tensors as the tokenizer returns them, "
+        "or tensors of token indices."
+    )
 
 
 def _sequences(batch: Any) -> int:
