@@ -27,8 +27,7 @@ from fairseq_collab.report import ConversionReport
 
 def is_swapped(options: Namespace) -> bool:
     """Whether an encoder with these options has shared keys."""
-    shape = encoder_shape(hf_folder.config_of(options.hf_config))
-    return any(one.collaborative for one in CollabConfig.from_json(options.collab_config, {"encoder": shape}).encoder)
+    return any(one.collaborative for one in hf_start.attention_configs(options))
 
 
 def check(state: dict[str, Any], path: str, request: Request) -> list[str]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_collab._transformers import import_transformers
 from fairseq_collab.errors import CollabError
+from fairseq_collab.pretrained import MODEL_TYPE
 
 WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
 NAMED_BY_ID = re.compile(r"madeupword(\d+)")
@@ -116,6 +117,11 @@ def read_config(folder: str, model_type: str) -> str:
         theirs = found.get("model_type")
     except (ValueError, AttributeError) as error:
         raise CollabError(f"--hf-model {folder}: its config.json is no configuration ({error})") from error
+    if theirs == MODEL_TYPE:
+        raise CollabError(
+            f"--hf-model {folder} was written by save_collaborative; give the folder of the original model and "
+            "--key-dim, or go on from a checkpoint of fairseq"
+        )
     if theirs != model_type:
         advice = f"give --arch {theirs}_collab" if theirs in FAMILIES else f"known are {', '.join(FAMILIES)}"
         raise CollabError(
@@ -192,6 +198,23 @@ def fingerprint(dictionary: Any) -> str:
     return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()[:16]
 
 
+def load_tokenizer(folder: str, flag: str = "--hf-model") -> Any:
+    """The tokenizer of a folder.
+
+    Args:
+        flag: the option that named it.
+
+    Raises:
+        CollabError: it has none that transformers can load.
+    """
+    try:
+        with quiet():
+            return import_transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # of any kind: the readers of the files have their own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CollabError(f"{flag} {folder} has no tokenizer that transformers can load ({reason})") from error
+
+
 def token_ids(dictionary: Any, folder: str, vocab_size: int) -> Tensor:
     """The id in a folder's vocabulary of every symbol of fairseq's dictionary, (len(dictionary),).
 
@@ -205,12 +228,7 @@ def token_ids(dictionary: Any, folder: str, vocab_size: int) -> Tensor:
     Raises:
         CollabError: the folder has no tokenizer, or symbols of the dictionary are not in its vocabulary.
     """
-    try:
-        with quiet():
-            tokenizer = import_transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CollabError(f"--hf-model {folder} has no tokenizer that transformers can load ({reason})") from error
+    tokenizer = load_tokenizer(folder)
     vocabulary = tokenizer.get_vocab()
     special = {
         dictionary[dictionary.bos()]: tokenizer.cls_token or tokenizer.bos_token,

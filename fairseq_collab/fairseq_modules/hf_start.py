@@ -15,7 +15,7 @@ from torch import nn
 
 from fairseq_collab._transformers import import_transformers
 from fairseq_collab.checkpoint import load_checkpoint, model_options
-from fairseq_collab.config import AttentionShape, CollabConfig
+from fairseq_collab.config import AttentionConfig, AttentionShape, CollabConfig
 from fairseq_collab.errors import CollabError
 from fairseq_collab.fairseq_modules import hf_folder
 from fairseq_collab.fairseq_modules.hf_encoder import HFEncoder, HFEncoderModel
@@ -210,9 +210,14 @@ def make_model(options: Namespace) -> nn.Module:
     config = _config(options)
     with hf_folder.quiet():
         model = import_transformers().AutoModelForMaskedLM.from_config(config).float()
-    shapes = {"encoder": encoder_shape(config)}
-    install(model, CollabConfig.from_json(options.collab_config, shapes, "the checkpoint's collab_config").encoder)
+    install(model, attention_configs(options))
     return model
+
+
+def attention_configs(options: Namespace) -> tuple[AttentionConfig, ...]:
+    """What a checkpoint's options say of each attention, in the order of the model."""
+    shapes = {"encoder": encoder_shape(hf_folder.config_of(options.hf_config))}
+    return CollabConfig.from_json(options.collab_config, shapes, "the checkpoint's collab_config").encoder
 
 
 def check_dictionary(options: Namespace, dictionary: Any, where: str) -> None:

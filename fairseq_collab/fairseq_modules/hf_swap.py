@@ -4,7 +4,7 @@ The swap itself is ``fairseq_collab.swap``; options and folders are ``hf_start``
 """
 
 import sys
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from fairseq import utils as fairseq_utils
@@ -26,7 +26,7 @@ ADAPTERS: dict[str, type[CollaborativeLayerAdapter]] = {
     "distilbert": DistilBERTCollaborativeAdapter,
     "albert": ALBERTCollaborativeAdapter,
 }
-MAX_TOKENS = 2000  # padded tokens of a calibration batch
+MAX_TOKENS, LEAST_BATCHES = 2000, 8  # padded tokens of a calibration batch, and how many batches there are
 
 
 def encoder_shape(config: Any) -> AttentionShape:
@@ -57,13 +57,17 @@ def swap(
         configs: of the attentions in the model's order, with one mixing for all.
         calibration: from :func:`calibration_batches`. options: of ``swap_to_collaborative``.
     """
-    dims = [config.key_dim for config in configs]
-    dense = all(config.mix_layout == "dense" for config in configs)
+    dims, shape = [config.key_dim for config in configs], encoder_shape(model.config)
+    mix_dim: Union[int, str, None] = configs[0].mix_dim
+    if mix_dim == min(dims[0], shape.embed_dim // shape.num_heads):
+        mix_dim = None  # the default, which is called K in signatures
+    elif configs[0].mix_layout == "dense":
+        mix_dim = "dense"
     return swap_to_collaborative(
         model.base_model,
         ADAPTERS[model.config.model_type],
         dims,
-        mix_dim="dense" if dense else configs[0].mix_dim,
+        mix_dim=mix_dim,
         calibration=calibration,
         progress=sys.stderr.isatty(),
         **options,
@@ -91,7 +95,12 @@ def calibration_batches(task: Any, encoder: HFEncoder, sentences: int, seed: int
         )
     indices = torch.tensor(sorted(fitting, key=dataset.size)).numpy()
     batches = data_utils.batch_by_size(
-        indices, dataset.num_tokens, max_tokens=max(MAX_TOKENS, longest), required_batch_size_multiple=1
+        indices,
+        dataset.num_tokens,
+        max_tokens=max(MAX_TOKENS, longest),
+        # some batches are held out
+        max_sentences=-(-len(fitting) // LEAST_BATCHES),
+        required_batch_size_multiple=1,
     )
     samples = [dataset.collater([dataset[index] for index in batch]) for batch in batches]
     return [encoder.inputs(sample["net_input"]["src_tokens"]) for sample in samples]
