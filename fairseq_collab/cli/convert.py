@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from fairseq_collab import convert
-from fairseq_collab.adapters.fairseq_transformer import architecture_flags
+from fairseq_collab.adapters.fairseq_options import architecture_flags
+from fairseq_collab.adapters.fairseq_task import TRANSLATION, task_flags, task_name
+from fairseq_collab.adapters.fairseq_transformer import model_name
 from fairseq_collab.adapters.hf_encoder import is_hf_encoder
-from fairseq_collab.checkpoint import load_checkpoint, model_options, save_checkpoint, use_ema
+from fairseq_collab.checkpoint import load_checkpoint, model_options, save_checkpoint, task_options, use_ema
 from fairseq_collab.concatenate import to_concatenated
 from fairseq_collab.config import ATTENTIONS
 from fairseq_collab.decomposition.methods import METHODS
@@ -30,8 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog=PROG,
-        description="Convert a checkpoint of fairseq's transformer or transformer_lm to collaborative heads of a "
-        "smaller key dim, or (--to-concatenated) a collaborative checkpoint back to a stock one.",
+        description="Convert a checkpoint of fairseq's transformer, transformer_lm, RoBERTa or BART to collaborative "
+        "heads of a smaller key dim, or (--to-concatenated) a collaborative checkpoint back to a stock one.",
     )
     files = parser.add_argument_group("files")
     files.add_argument("--path", required=True, type=Path, metavar="IN.pt", help="checkpoint to read; never changed")
@@ -206,9 +208,12 @@ def run(args: argparse.Namespace) -> None:
         if not args.to_concatenated and not args.to_hf and request is not None:
             reasons += convert.check(state, str(args.path), request)
         if args.data is not None and Path(args.data).is_dir() and not reasons:
-            from fairseq_collab.fairseq_modules.observed import check_data
+            from fairseq_collab.fairseq_modules.data_folder import check_data
 
             reasons += check_data(state, args.data, "--data")
+        task = task_name(task_options(state))
+        if args.bleu and task not in TRANSLATION:
+            reasons.append(f"--bleu needs a model that translates, this one was trained for {task}; leave it out")
     if reasons:
         raise CollabError(_sentences(reasons))
     if args.to_hf:
@@ -250,26 +255,31 @@ def _evaluate(args: argparse.Namespace, state: dict[str, Any], path: Path, repor
     from fairseq_collab.fairseq_modules.observed import FairseqModel
     from fairseq_collab.fairseq_modules.translate import corpus_bleu
 
-    report.bits_per_token.append(FairseqModel(state, args.data, args.device).bits_per_token(args.gen_subset))
+    model = FairseqModel(state, args.data, args.device)
+    report.bits_per_token.append(model.bits_per_token(args.gen_subset))
+    report.unit = model.unit
     if args.bleu:
         report.bleu.append(corpus_bleu(str(path), args.data, args.gen_subset, args.device == "cpu"))
     report.settings["eval"] = args.gen_subset
 
 
 def _print_commands(args: argparse.Namespace, state: dict[str, Any]) -> None:
-    options = model_options(state, str(args.output))
-    if is_hf_encoder(options):
-        shared = f"{args.calibrate or 'DATA'} --user-dir fairseq_collab"
-        print(f"use:       fairseq-validate {shared} --path {args.output}")
-        print(f"fine-tune: fairseq-train {shared} --arch {options.arch} --finetune-from-model {args.output}")
-        return
+    options, task = model_options(state, str(args.output)), task_options(state)
     data = args.data or args.calibrate or "DATA"
-    command = "fairseq-eval-lm" if "_lm" in options.arch else "fairseq-generate"
+    plugin = "" if args.to_concatenated else " --user-dir fairseq_collab"
+    name, shown = task_name(task), " ".join(["", *task_flags(task)])
+    use = "generate" if name in TRANSLATION else "validate"
+    if name == "language_modeling":
+        use, shown = "eval-lm", ""
+    print(f"use:       fairseq-{use} {data}{plugin} --path {args.output}{shown}")
     if args.to_concatenated:
-        print(f"use:       {command} {data} --path {args.output}")
         return
-    print(f"use:       {command} {data} --user-dir fairseq_collab --path {args.output}")
-    flags = " ".join(["--arch", options.arch, *architecture_flags(options)])
+    if is_hf_encoder(options):
+        # the checkpoint brings the configuration of its model
+        flags = " ".join(["--arch", options.arch, *task_flags(task)])
+        print(f"fine-tune: fairseq-train {data}{plugin} {flags} --finetune-from-model {args.output}")
+        return
+    flags = " ".join([*architecture_flags(options, model_name(options)), *task_flags(task)])
     print(
         f"fine-tune: fairseq-train {data} --user-dir fairseq_collab {flags} --collab-config {args.output} "
         f"--finetune-from-model {args.output}"

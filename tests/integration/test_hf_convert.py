@@ -91,7 +91,8 @@ def test_conversion_keeps_predictions_as_far_as_the_key_dim_allows(data, finetun
     assert found[32] < 1e-5 < found[8] < found[1]
     printed = capsys.readouterr().out
     assert "conv:cp|R:8|P:K" in printed and "calib:48|refine:20" in printed
-    assert f"--arch {kind}_collab --finetune-from-model {tmp_path}/8.pt" in printed
+    assert f"--arch {kind}_collab --task sentence_prediction" in printed
+    assert f"--finetune-from-model {tmp_path}/8.pt" in printed
 
 
 def test_a_converted_checkpoint_is_fine_tuned_with_the_printed_flags(
