@@ -78,9 +78,6 @@ class HFEncoder(FairseqEncoder):
     def max_positions(self) -> int:
         return self.model.config.max_position_embeddings
 
-    def reorder_encoder_out(self, encoder_out: Any, new_order: Tensor) -> Any:
-        raise NotImplementedError("an encoder alone generates nothing")
-
 
 class ClassificationHead(nn.Module):
     """The head of transformers' models for sequence classification, under the names of fairseq's RoBERTa.

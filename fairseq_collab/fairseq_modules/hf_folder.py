@@ -20,6 +20,7 @@ from fairseq_collab.errors import CollabError
 from fairseq_collab.pretrained import MODEL_TYPE
 
 WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
+VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "spiece.model")
 NAMED_BY_ID = re.compile(r"madeupword(\d+)")
 
 
@@ -151,8 +152,8 @@ def _load(kind: str, folder: str, **options: Any) -> tuple[nn.Module, set[str]]:
     try:
         with quiet():
             model, info = loader.from_pretrained(folder, local_files_only=True, output_loading_info=True, **options)
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # safetensors has one of its own, which is no subclass of a common one
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CollabError(f"--hf-model {folder}: the weights could not be loaded ({reason})") from error
     fresh = {key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]} | set(info["missing_keys"])
     return model.float(), fresh
@@ -207,6 +208,9 @@ def load_tokenizer(folder: str, flag: str = "--hf-model") -> Any:
     Raises:
         CollabError: it has none that transformers can load.
     """
+    if not any((Path(folder) / name).is_file() for name in VOCABULARY_FILES):
+        # transformers would make a tokenizer without words
+        raise CollabError(f"{flag} {folder} has no tokenizer; it needs one of {', '.join(VOCABULARY_FILES)}")
     try:
         with quiet():
             return import_transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -120,6 +120,15 @@ def test_heads_of_a_checkpoint_are_kept_or_dropped_as_by_roberta(task, folder):
     assert model.classification_heads["other"].out_proj.out_features == 4
 
 
+@pytest.mark.parametrize("key_dim", (None, 8), ids=("plain", "shared"))
+def test_half_precision_is_as_close_as_half_precision_can_be(task, folder, key_dim):
+    model = hf.start(task, "bert", folder, key_dim=key_dim)
+    exact = logits(model, task)
+    found = logits(model.bfloat16(), task)
+    assert found.dtype == torch.bfloat16 and model.encoder.hf_ids.dtype == torch.long
+    assert (found.float() - exact).norm() / exact.norm() < 0.05
+
+
 def test_hidden_states_come_as_from_roberta(task, folder):
     model, batch = hf.start(task, "bert", folder, key_dim=8), hf.whole_batch(task)["net_input"]
     with torch.no_grad():
@@ -160,6 +169,8 @@ def test_folders_that_are_wrong_are_refused_in_a_sentence(task, folder, tmp_path
     shutil.copytree(folder, wordless)
     for path in wordless.glob("*token*"):
         path.unlink()
+    assert "has no tokenizer; it needs one of tokenizer.json" in refused(task, "bert", wordless)
+    (wordless / "tokenizer.json").write_text("no tokenizer")
     assert "has no tokenizer that transformers can load" in refused(task, "bert", wordless)
     deeper = tmp_path / "deeper"
     shutil.copytree(folder, deeper)
