@@ -145,11 +145,42 @@ def train_flags() -> tuple[Any, ...]:
     )
 
 
+def encoder_flags() -> tuple[Any, ...]:
+    """Flags of a small RoBERTa on `toy_data`, which lies in `dict.txt`, `train.bin` and so on."""
+    return (
+        *("--task", "masked_lm", "--criterion", "masked_lm", "--sample-break-mode", "eos", "--tokens-per-sample", 32),
+        *SMALL_ENCODER,
+        *("--optimizer", "adam", "--lr", 0.005, "--dropout", 0.0, "--attention-dropout", 0.0, "--clip-norm", 1.0),
+        *("--max-tokens", 800, "--max-epoch", 1, "--required-batch-size-multiple", 1, "--num-workers", 0, "--cpu"),
+        *("--log-format", "simple", "--log-interval", 1000),
+    )
+
+
+def classifier_flags() -> tuple[Any, ...]:
+    """Flags that go on with such an encoder on `toy_classes`."""
+    flags = list(encoder_flags())
+    for name in ("--task", "--criterion", "--sample-break-mode", "--tokens-per-sample"):
+        position = flags.index(name)
+        del flags[position : position + 2]
+    return (
+        *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 2),
+        *("--init-token", 0, "--max-positions", 32, *flags),
+    )
+
+
+SMALL_ENCODER = (
+    *("--encoder-layers", 2, "--encoder-embed-dim", 64, "--encoder-ffn-embed-dim", 64),
+    *("--encoder-attention-heads", 4),
+)
+
+
 def attentions(model: Any) -> dict[str, Any]:
-    """The attention modules of a fairseq transformer or language model by name, such as `encoder.0` or `cross.1`."""
+    """The attention modules of a model of fairseq by name, such as `encoder.0` or `cross.1`."""
     found = {}
     for side in ("encoder", "decoder"):
-        for number, layer in enumerate(getattr(getattr(model, side, None), "layers", ())):
+        stack = getattr(model, side, None)
+        stack = getattr(stack, "sentence_encoder", stack)
+        for number, layer in enumerate(getattr(stack, "layers", ())):
             found[f"{side}.{number}"] = layer.self_attn
             if getattr(layer, "encoder_attn", None) is not None:
                 found[f"cross.{number}"] = layer.encoder_attn

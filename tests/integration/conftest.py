@@ -43,6 +43,21 @@ def toy_data(toy_translation: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
+def toy_classes(toy_data: Path, fairseq: CommandServer, tmp_path_factory) -> Path:
+    """The target sides of `toy_data` in the layout of sentence prediction; the class is that of the first letter."""
+    folder = tmp_path_factory.mktemp("classes")
+    raw = tmp_path_factory.mktemp("raw")
+    for split in ("train", "valid"):
+        lines = (toy_data / f"{split}.tgt").read_text().splitlines()
+        (raw / f"{split}.input0").write_text("".join(line + "\n" for line in lines))
+        (raw / f"{split}.label").write_text("".join("vowel\n" if line[0] in "aei" else "other\n" for line in lines))
+    for name, more in (("input0", ("--srcdict", toy_data / "dict.txt")), ("label", ())):
+        prefixes = [flag for split in ("train", "valid") for flag in (f"--{split}pref", raw / f"{split}.{name}")]
+        fairseq("preprocess", "--only-source", *prefixes, "--destdir", folder / name, "--workers", 1, *more)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def train(fairseq: CommandServer, toy_data: Path, plugin_dir: Path, tmp_path_factory) -> Callable[..., Path]:
     """`train(NAME, FLAG, ...)` trains a translation model and returns the folder of its checkpoints."""
 
