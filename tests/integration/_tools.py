@@ -212,6 +212,24 @@ def shaken(path: Any, size: float = 0.15) -> Any:
     return path
 
 
+def assert_flags_rebuild(fairseq, printed, data, plugin_dir, folder):
+    """That training with the flags that a conversion into `folder` printed builds the model that it wrote."""
+    import torch
+
+    flags = re.search(r"fairseq-train DATA --user-dir fairseq_collab (.*)", printed).group(1).split()
+    fairseq(
+        *("train", data, "--user-dir", plugin_dir, "--save-dir", folder / "tuned", *flags, "--lr", 1e-30),
+        *("--optimizer", "adam", "--max-tokens", 800, "--max-epoch", 1, "--cpu", "--num-workers", 0),
+    )
+    first, second = (torch.load(folder / name) for name in ("converted.pt", "tuned/checkpoint_last.pt"))
+    before, after = first["model"], second["model"]
+    assert before.keys() == after.keys()
+    # fairseq 0.12.2 saves a buffer of its positions that it never initialises
+    assert all(torch.equal(before[key], after[key]) for key in before if not key.endswith("_float_tensor"))
+    for option in ("activation_fn", "encoder_normalize_before", "no_scale_embedding", "layernorm_embedding"):
+        assert getattr(first["cfg"]["model"], option) == getattr(second["cfg"]["model"], option), option
+
+
 def key_dims(model: Any) -> dict[str, int]:
     """The width of queries and keys of every attention of `attentions`."""
     return {name: module.q_proj.weight.size(0) for name, module in attentions(model).items()}
