@@ -81,9 +81,7 @@ def stock_of(name: str) -> str:
 
 def test_every_stock_preset_of_the_same_models_has_a_collaborative_one(plugin):
     assert set(PUBLISHED) <= set(registered())
-    missing = set(registered("")) - set(map(stock_of, registered()))
-    # of transformer, fairseq registers names of other models' presets, too
-    assert not {name for name in missing if not name.startswith("transformer_") or "_lm" in name}
+    assert set(registered("")) == set(map(stock_of, registered()))
 
 
 def test_every_preset_has_the_options_of_the_stock_one(plugin):

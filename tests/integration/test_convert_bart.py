@@ -1,5 +1,7 @@
 """``fairseq-collab-convert`` on BART and mBART: every hypothesis kept, calibrated, distilled, there and back."""
 
+import shutil
+
 import pytest
 import torch
 from _tools import SMALL_ENCODER, assert_flags_rebuild, denoising_flags, shaken, train_flags
@@ -44,6 +46,26 @@ def test_a_denoising_model_is_calibrated_and_distilled(convert, denoiser, toy_da
     again, _ = convert(denoiser, "--key-dim", 16, *text, "--refine-steps", 20, "--distill-steps", 20)
     assert again["bits_per_token"] == report["bits_per_token"] and again["divergence"] == report["divergence"]
     assert "--task denoising" in printed and "key cache" in printed
+
+
+def test_mbart_s_languages_are_counted_and_text_without_a_target_side_is_translated(
+    convert, generate, train_stock, toy_data, tmp_path
+):
+    task = ("--task", "translation_from_pretrained_bart", "--langs", "src,tgt", "--source-lang", "src")
+    flags = (*train_flags(), *SIZES, *POSITIONS, *task, "--target-lang", "tgt")
+    path = shaken(train_stock("mbart_base", *flags), 0.1)
+    source = tmp_path / "source"
+    source.mkdir()
+    for file in (*toy_data.glob("dict.*.txt"), *toy_data.glob("train.src-tgt.src.*")):
+        shutil.copy(file, source)
+    text = ("--calibrate", source, "--calibrate-sentences", 60, "--distill-steps", 10)
+    report, printed = convert(path, "--key-dim", 16, *text, "--data", toy_data, "--bleu")
+    assert 0 < report["divergence"][1] <= report["divergence"][0]
+    assert len(report["bleu"]) == 2
+    assert "--arch mbart_collab_large" in printed and "--langs src,tgt" in printed
+    convert(path, "--key-dim", 64)
+    more = (*task, "--target-lang", "tgt", *BEAMS)
+    assert words(generate(tmp_path / "converted.pt", *more)) == words(generate(path, *more))
 
 
 def test_there_and_back_is_stock_and_keeps_every_hypothesis(convert, generate, translator, tmp_path):
