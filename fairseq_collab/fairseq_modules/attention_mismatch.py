@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from fairseq_collab.adapters.fairseq_transformer import upgrade_names
 from fairseq_collab.errors import CollabError
 
 
@@ -157,7 +158,10 @@ def load_state_dict(stock: Callable[..., Any]) -> Callable[..., Any]:
     def load(self, state_dict, strict=True, model_cfg=None, *args, **kwargs):
         renumbers_layers = any(getattr(model_cfg, f"{side}_layers_to_keep", None) for side in ("encoder", "decoder"))
         if not renumbers_layers:
-            check_attentions(state_dict, self.state_dict())
+            theirs, ours = dict(state_dict), self.state_dict()
+            if any(".sentence_encoder." in name for name in ours):
+                upgrade_names(theirs, "roberta")
+            check_attentions(theirs, ours)
         return stock(self, state_dict, strict, model_cfg, *args, **kwargs)
 
     return load

@@ -149,10 +149,10 @@ class FairseqModel:
         generator = self.task.build_generator([self.model], options)
         results = self.task.inference_step(generator, [self.model], self._move(batch))
         tokens = [found[0]["tokens"].cpu() for found in results]
-        eos = self.task.target_dictionary.eos()
-        batch["target"] = data_utils.collate_tokens(tokens, self.pad, eos)
+        batch["target"] = data_utils.collate_tokens(tokens, self.pad)
+        # what a translation ends with, which is mBART's language, is what the next one begins with
         batch["net_input"]["prev_output_tokens"] = data_utils.collate_tokens(
-            tokens, self.pad, eos, move_eos_to_beginning=True
+            tokens, self.pad, move_eos_to_beginning=True
         )
 
     def _move(self, batch: Any) -> Any:

@@ -23,6 +23,8 @@ SequenceGenerator.generate                stock: diverse beams look up numbers o
                                           here: numbers of the batch
 eval_lm.eval_lm                           stock: perplexity 1.00 when every block was skipped as too long
                                           here: says so
+TranslationFromPretrainedBARTTask.args    stock: AttributeError, its parent has given the options another name
+                                          here: both names, so that mBART can be fine-tuned
 numpy.compat                              stock: AttributeError with numpy 2 (--sample-break-mode eos)
                                           here: the one name that fairseq uses of it
 sys.excepthook                            stock: a traceback
@@ -63,6 +65,7 @@ def install() -> None:
     from fairseq.models import BaseFairseqModel
     from fairseq.sequence_generator import SequenceGenerator
     from fairseq.tasks import FairseqTask
+    from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 
     _patch(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint_files.load_checkpoint_to_cpu)
     _patch(checkpoint_utils, "load_checkpoint", _load_checkpoint)
@@ -81,6 +84,8 @@ def install() -> None:
             _patch(module, "make_batches", decoding.make_batches)
         if hasattr(module, "WordStat"):
             _patch(module, "eval_lm", decoding.eval_lm)
+    if not hasattr(TranslationFromPretrainedBARTTask, "args"):
+        TranslationFromPretrainedBARTTask.args = property(lambda task: task.cfg)
     if not hasattr(numpy, "compat"):
         numpy.compat = SimpleNamespace(long=int)
     if not hasattr(sys.excepthook, _MARK):

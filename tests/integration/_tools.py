@@ -168,6 +168,16 @@ def classifier_flags() -> tuple[Any, ...]:
     )
 
 
+def denoising_flags() -> tuple[Any, ...]:
+    """Flags of a small BART on `toy_data`, pretrained to undo masks and the order of sentences."""
+    flags = list(encoder_flags()[4:])
+    return (
+        *("--task", "denoising", "--mask", 0.3, "--mask-length", "subword", "--replace-length", 1, "--rotate", 0.0),
+        *("--permute-sentences", 0, "--decoder-layers", 2, "--decoder-attention-heads", 4, *flags),
+        *("--max-source-positions", 64, "--max-target-positions", 64),
+    )
+
+
 SMALL_ENCODER = (
     *("--encoder-layers", 2, "--encoder-embed-dim", 64, "--encoder-ffn-embed-dim", 64),
     *("--encoder-attention-heads", 4),
@@ -185,6 +195,39 @@ def attentions(model: Any) -> dict[str, Any]:
             if getattr(layer, "encoder_attn", None) is not None:
                 found[f"cross.{number}"] = layer.encoder_attn
     return found
+
+
+def shaken(path: Any, size: float = 0.15) -> Any:
+    """Adds noise to all weights of a checkpoint, so that a model that has hardly learnt anything answers every sentence
+    differently; ties stay. Returns the path.
+    """
+    import torch
+
+    state = torch.load(path)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in {tensor.data_ptr(): tensor for tensor in state["model"].values()}.values():
+        if tensor.is_floating_point() and tensor.dim():
+            tensor.add_(size * torch.randn(tensor.shape, generator=generator))
+    torch.save(state, path)
+    return path
+
+
+def assert_flags_rebuild(fairseq, printed, data, plugin_dir, folder):
+    """That training with the flags that a conversion into `folder` printed builds the model that it wrote."""
+    import torch
+
+    flags = re.search(r"fairseq-train DATA --user-dir fairseq_collab (.*)", printed).group(1).split()
+    fairseq(
+        *("train", data, "--user-dir", plugin_dir, "--save-dir", folder / "tuned", *flags, "--lr", 1e-30),
+        *("--optimizer", "adam", "--max-tokens", 800, "--max-epoch", 1, "--cpu", "--num-workers", 0),
+    )
+    first, second = (torch.load(folder / name) for name in ("converted.pt", "tuned/checkpoint_last.pt"))
+    before, after = first["model"], second["model"]
+    assert before.keys() == after.keys()
+    # fairseq 0.12.2 saves a buffer of its positions that it never initialises
+    assert all(torch.equal(before[key], after[key]) for key in before if not key.endswith("_float_tensor"))
+    for option in ("activation_fn", "encoder_normalize_before", "no_scale_embedding", "layernorm_embedding"):
+        assert getattr(first["cfg"]["model"], option) == getattr(second["cfg"]["model"], option), option
 
 
 def key_dims(model: Any) -> dict[str, int]:

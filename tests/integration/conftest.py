@@ -4,6 +4,7 @@ Corpora and commands in fresh processes are in the `conftest.py` above. The voca
 dictionary of `toy_translation`, so that they can be put together.
 """
 
+import json
 import os
 import shutil
 from argparse import Namespace
@@ -106,5 +107,49 @@ def load(plugin, toy_data: Path) -> Callable[..., list]:
             [str(path) for path in paths], arg_overrides={"data": str(toy_data), **overrides}
         )
         return [model.eval() for model in models]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def train_stock(fairseq, toy_data, plugin_dir, tmp_path_factory):
+    """`train_stock(ARCH, FLAG, ...)` returns the checkpoint of an ordinary model."""
+
+    def run(arch, *flags, data=toy_data):
+        folder = tmp_path_factory.mktemp(arch)
+        fairseq("train", data, "--user-dir", plugin_dir, "--save-dir", folder, "--arch", arch, *flags)
+        return folder / "checkpoint_last.pt"
+
+    return run
+
+
+@pytest.fixture
+def convert(tmp_path, capsys):
+    """`convert(PATH, FLAG, ...)` writes `converted.pt` into `tmp_path`; returns the report and what was printed."""
+
+    from fairseq_collab.cli.convert import main
+
+    def run(path, *flags):
+        output, folder = tmp_path / "converted.pt", tmp_path / "report"
+        arguments = ["--path", path, "--output", output, "--force", "--report", folder, *flags]
+        assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err
+        return json.loads((folder / "report.json").read_text()), capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """As `convert`, for what ends with one sentence and writes nothing; returns the sentence."""
+
+    from fairseq_collab.cli.convert import main
+
+    def run(path, *flags):
+        output = tmp_path / "refused.pt"
+        assert main([str(argument) for argument in ("--path", path, "--output", output, *flags)]) == 1
+        assert not output.exists()
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert error.startswith("fairseq-collab-convert: error: ")
+        return error
 
     return run

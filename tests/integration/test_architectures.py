@@ -10,7 +10,7 @@ import pytest
 import torch
 from _tools import SMALL, attentions, build, key_dims, train_flags
 
-# name: embed dim, feed-forward dim, heads, encoder layers (0 in a language model), decoder layers
+# name: embed dim, feed-forward dim, heads, encoder layers (0 in a language model), decoder layers (0 in a RoBERTa)
 PUBLISHED = {
     "transformer_collab": (512, 2048, 8, 6, 6),
     "transformer_collab_tiny": (64, 64, 2, 2, 2),
@@ -31,12 +31,29 @@ PUBLISHED = {
     "transformer_lm_collab_gpt2_tiny": (64, 64, 1, 0, 2),
     "transformer_lm_collab_gpt2_medium": (1280, 5120, 20, 0, 36),
     "transformer_lm_collab_gpt2_big": (1600, 6400, 25, 0, 48),
+    "roberta_collab": (768, 3072, 12, 12, 0),
+    "roberta_collab_base": (768, 3072, 12, 12, 0),
+    "roberta_collab_prenorm": (768, 3072, 12, 12, 0),
+    "roberta_collab_large": (1024, 4096, 16, 24, 0),
+    "xlm_collab": (1280, 5120, 16, 16, 0),
+    "bart_collab_base": (768, 3072, 12, 6, 6),
+    "bart_collab_large": (1024, 4096, 16, 12, 12),
+    "mbart_collab_base": (768, 3072, 12, 6, 6),
+    "mbart_collab_large": (1024, 4096, 16, 12, 12),
+    "mbart_collab_base_wmt20": (768, 3072, 12, 6, 6),
 }
-TASK = {"transformer_lm": ("--task", "language_modeling", "--tokens-per-sample", 128)}
+COPIED = ("transformer", "transformer_lm", "roberta", "bart")  # the models of fairseq that have a counterpart
+TASK = {
+    "transformer_lm": ("--task", "language_modeling", "--tokens-per-sample", 128),
+    "roberta": ("--task", "masked_lm", "--tokens-per-sample", 128),
+    "bart": ("--task", "denoising"),
+}
 
 
 def flags_of(name: str) -> tuple:
-    return ("--arch", name, *TASK.get(name[:14], ()))
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+
+    return ("--arch", name, *TASK.get(ARCH_MODEL_NAME_REGISTRY[name].replace("_collab", ""), ()))
 
 
 def options_of(name: str) -> dict:
@@ -50,25 +67,27 @@ def options_of(name: str) -> dict:
     return {key: value for key, value in args.items() if key not in (*FLAGS, "arch")}
 
 
-def registered() -> list[str]:
-    from fairseq.models import ARCH_MODEL_REGISTRY
+def registered(suffix: str = "_collab") -> list[str]:
+    """The architectures of our models, or with the suffix "" of fairseq's own."""
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-    return sorted(name for name in ARCH_MODEL_REGISTRY if name.startswith(("transformer_collab", "transformer_lm_co")))
+    models = {name + suffix for name in COPIED}
+    return sorted(arch for arch, model in ARCH_MODEL_NAME_REGISTRY.items() if model in models)
+
+
+def stock_of(name: str) -> str:
+    return name.replace("_collab", "")
 
 
 def test_every_stock_preset_of_the_same_models_has_a_collaborative_one(plugin):
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    models = set(PUBLISHED) - set(ARCH_MODEL_REGISTRY)
-    assert not models
-    stock = [name for name in ARCH_MODEL_REGISTRY if ARCH_MODEL_REGISTRY[name] is ARCH_MODEL_REGISTRY["transformer_lm"]]
-    assert {name.replace("transformer_lm", "transformer_lm_collab") for name in stock} <= set(registered())
+    assert set(PUBLISHED) <= set(registered())
+    assert set(registered("")) == set(map(stock_of, registered()))
 
 
 def test_every_preset_has_the_options_of_the_stock_one(plugin):
     for name in registered():
         if name != "transformer_lm_collab":
-            assert options_of(name) == options_of(name.replace("_collab", "")), name
+            assert options_of(name) == options_of(stock_of(name)), name
 
 
 def test_the_language_model_without_a_preset_has_the_defaults_of_the_stock_one(plugin):
@@ -81,8 +100,15 @@ def test_the_language_model_without_a_preset_has_the_defaults_of_the_stock_one(p
     assert {key: ours[key] for key in common} == {key: stock[key] for key in common}
 
 
+@pytest.fixture
+def no_initialisation(plugin, monkeypatch):
+    """BERT's initialisation copies weights to the CPU, which those of the device `meta` are not on."""
+    for module in ("fairseq.models.roberta.model", "fairseq.models.bart.model", "fairseq_collab.models.roberta"):
+        monkeypatch.setattr(f"{module}.init_bert_params", lambda module: None)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_preset_really_builds_its_dims(plugin, name):
+def test_a_preset_really_builds_its_dims(plugin, no_initialisation, name):
     width, inner, heads, encoder_layers, decoder_layers = PUBLISHED[name]
     model = build(plugin, flags_of(name), words=60_001, device="meta")
     found = attentions(model)
@@ -93,8 +119,9 @@ def test_a_preset_really_builds_its_dims(plugin, name):
         assert module.v_proj.weight.shape == module.out_proj.weight.shape == (width, width)
         assert module.mixing.shape == module.query_bias.shape == (heads, width // 4)
         assert module.scale == pytest.approx(1 / math.sqrt(width / heads))
-    for layer in [*getattr(getattr(model, "encoder", None), "layers", ()), *model.decoder.layers]:
-        assert layer.fc1.weight.shape == (inner, width)
+    layers = [module for module in model.modules() if hasattr(module, "fc1")]
+    assert len(layers) == encoder_layers + decoder_layers
+    assert all(layer.fc1.weight.shape == (inner, width) for layer in layers)
 
 
 @pytest.mark.parametrize(

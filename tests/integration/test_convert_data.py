@@ -1,6 +1,5 @@
 """``fairseq-collab-convert`` with text: calibrated, refined, distilled, evaluated, reported; bad text refused."""
 
-import json
 import re
 import shutil
 import signal
@@ -33,19 +32,6 @@ def language_model(fairseq, toy_data, plugin_dir, tmp_path_factory):
         *("--optimizer", "adam", "--lr", 0.005, "--max-tokens", 800, "--max-epoch", 5, "--num-workers", 0),
     )
     return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture
-def convert(tmp_path, capsys):
-    """`convert(PATH, FLAG, ...)` returns the report of a conversion and what it printed."""
-
-    def run(path, *flags):
-        output, folder = tmp_path / "converted.pt", tmp_path / "report"
-        arguments = ["--path", path, "--output", output, "--force", "--report", folder, *flags]
-        assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err
-        return json.loads((folder / "report.json").read_text()), capsys.readouterr().out
-
-    return run
 
 
 def test_text_brings_the_model_closer_to_the_original(convert, stock_model, toy_data, tmp_path):

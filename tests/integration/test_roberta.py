@@ -214,6 +214,36 @@ def test_flags_that_contradict_the_checkpoint_are_refused(train_roberta, pretrai
         assert sentence in done.stdout.strip().splitlines()[-1]
 
 
+def test_an_old_checkpoint_with_ordinary_heads_is_sent_to_the_converter(plugin):
+    model = build(plugin, DESCRIBED)
+    stock = build(plugin, (*DESCRIBED, "--collaborative-heads", "none"))
+    old = {key.replace("encoder.", "decoder.", 1): tensor for key, tensor in stock.state_dict().items()}
+    with pytest.raises(CollabError, match="fairseq-collab-convert --path IN.pt"):
+        model.load_state_dict(dict(old))
+    stock.load_state_dict(dict(old))
+
+
+def test_dropping_layers_and_quantisation_noise_train(train_roberta, tmp_path):
+    flags = ("--encoder-layerdrop", 0.3, "--quant-noise-pq", 0.1, "--max-epoch", 2, *MIXINGS["window"])
+    losses = dict(train_roberta(tmp_path, *flags).losses())
+    assert losses[2] < losses[1]
+
+
+def test_hydra_s_configuration_builds_the_preset_and_keeps_what_was_built(plugin):
+    from fairseq.data import Dictionary
+    from fairseq.models import build_model
+    from omegaconf import OmegaConf
+
+    class Task:
+        source_dictionary = target_dictionary = Dictionary()
+
+    cfg = OmegaConf.create({"_name": "roberta_collab", "key_dim": 24, "max_positions": 16, "encoder_layers": 2})
+    model = build_model(cfg, Task)
+    assert {name: module.key_dim for name, module in attentions(model).items()} == {"encoder.0": 24, "encoder.1": 24}
+    assert model.encoder.sentence_encoder.embed_tokens.embedding_dim == 768 and model.max_positions() == 16
+    assert '"key_dim": 24' in cfg.collab_config
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_scripted_model_gives_the_same_logits(plugin):
     model = build(plugin, (*DESCRIBED, *MIXINGS["window"])).eval()
