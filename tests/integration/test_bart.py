@@ -158,3 +158,13 @@ def test_flags_that_contradict_the_checkpoint_are_refused(train_bart, pretrained
         done = train_bart(tmp_path, *flags, "--reset-optimizer", check=False)
         assert done.returncode != 0 and "Traceback" not in done.stdout
         assert sentence in done.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("mixing", MIXINGS)
+def test_a_scripted_model_gives_the_same_outputs(plugin, mixing):
+    model = build(plugin, (*BART, "--task", "denoising", *SIZES, *MIXINGS[mixing])).eval()
+    source = torch.randint(4, 20, (2, 6), generator=torch.Generator().manual_seed(1))
+    inputs = source, torch.tensor([6, 6]), source.roll(1, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.jit.script(model)(*inputs)[0], model(*inputs)[0])
