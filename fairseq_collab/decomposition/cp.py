@@ -86,7 +86,12 @@ def _error(heads: Heads, factors: Factors, norm: Tensor, products: Tensor) -> fl
 
 
 def decompose(
-    heads: Heads, key_dim: int, mix_dim: Optional[int] = None, max_sweeps: int = 100, tol: float = 1e-5
+    heads: Heads,
+    key_dim: int,
+    mix_dim: Optional[int] = None,
+    max_sweeps: int = 100,
+    tol: float = 1e-5,
+    momentum: float = MOMENTUM,
 ) -> tuple[Factors, Tensor, list[float]]:
     """Fits ``key_dim`` shared dims to ``heads``, then lets every head keep its ``mix_dim`` strongest ones.
 
@@ -97,6 +102,7 @@ def decompose(
         key_dim: R. At R >= H*K the heads are copied.
         mix_dim: P; all R when None.
         max_sweeps: of each of the two phases. tol: relative gain below which a phase ends.
+        momentum: of the sweeps; 0 for plain alternating least squares.
 
     Returns:
         factors with balanced columns, the picks (H, P) in ascending order, and the relative errors, one after the
@@ -114,14 +120,14 @@ def decompose(
     if heads.squared_norm() == 0:
         zeros = (torch.zeros_like(part) for part in (start.mixing, start.q, start.k))
         return Factors(*zeros, start.bias), strongest(start, mix_dim), [0.0]
-    factors, errors = sweep(heads, start, None, max_sweeps, tol)
+    factors, errors = sweep(heads, start, None, max_sweeps, tol, momentum)
     if mix_dim == key_dim:
         return factors, every, errors
     # the dense solution is the better place to choose dims from, except where heads repeat each other
     found = []
     for candidate in (factors, start):
         pick = strongest(candidate, mix_dim)
-        found.append((*sweep(heads, candidate, pick, max_sweeps, tol), pick))
+        found.append((*sweep(heads, candidate, pick, max_sweeps, tol, momentum), pick))
     factors, more, pick = min(found, key=lambda one: one[1][-1])
     return factors, pick, errors + more
 
@@ -171,7 +177,12 @@ def singular_components(heads: Heads, key_dim: int) -> Factors:
 
 
 def sweep(
-    heads: Heads, factors: Factors, pick: Optional[Tensor], max_sweeps: int = 100, tol: float = 1e-5
+    heads: Heads,
+    factors: Factors,
+    pick: Optional[Tensor],
+    max_sweeps: int = 100,
+    tol: float = 1e-5,
+    momentum: float = MOMENTUM,
 ) -> tuple[Factors, list[float]]:
     """Alternating least squares with momentum; with ``pick``, ``mixing`` is fitted on the picks of each head alone.
 
@@ -198,7 +209,7 @@ def sweep(
             errors.append(errors[-1])
             continue
         following = balance(following)
-        start = _beyond(following, factors)
+        start = _beyond(following, factors, momentum) if momentum else following
         factors = following
         errors.append(error)
         if errors[-2] - error <= tol * errors[-2]:
@@ -220,11 +231,11 @@ def _one_sweep(heads: Heads, factors: Factors, pick: Optional[Tensor]) -> tuple[
     return Factors(mixing, q, k, bias), products
 
 
-def _beyond(now: Factors, before: Factors) -> Factors:
-    """``MOMENTUM`` of the last step further."""
+def _beyond(now: Factors, before: Factors, momentum: float) -> Factors:
+    """``momentum`` of the last step further."""
 
     def part(a: Tensor, b: Tensor) -> Tensor:
-        return a + MOMENTUM * (a - b)
+        return a + momentum * (a - b)
 
     bias = None if now.bias is None else part(now.bias, before.bias)
     return Factors(part(now.mixing, before.mixing), part(now.q, before.q), part(now.k, before.k), bias)

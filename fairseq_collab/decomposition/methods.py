@@ -38,7 +38,13 @@ def from_cp_tensor(tensor: Any) -> Factors:
 
 
 def decompose(
-    heads: Heads, key_dim: int, mix_dim: int, method: str = "cp", seed: int = 0, tol: float | None = None
+    heads: Heads,
+    key_dim: int,
+    mix_dim: int,
+    method: str = "cp",
+    seed: int = 0,
+    tol: float | None = None,
+    momentum: float = cp.MOMENTUM,
 ) -> tuple[Factors, Tensor]:
     """Fits ``key_dim`` shared dims to ``heads``; every head keeps its ``mix_dim`` strongest ones.
 
@@ -47,6 +53,7 @@ def decompose(
         method: one of ``METHODS``. At R >= H*K and P >= K all of them copy the heads.
         seed: of the random start of ``parafac``; the others use none.
         tol: gain of a sweep below which ``cp`` and ``parafac`` end; their own when None.
+        momentum: of the sweeps of ``cp``.
 
     Returns:
         factors, and the picks (H, P) in ascending order.
@@ -58,7 +65,7 @@ def decompose(
         raise CollabError(f"there is no decomposition {method!r}; known are {', '.join(METHODS)}")
     num_heads, size = heads.member.shape
     if method == "cp" or (key_dim >= size and mix_dim >= size // num_heads) or heads.squared_norm() == 0:
-        return cp.decompose(heads, key_dim, mix_dim, **({} if tol is None else {"tol": tol}))[:2]
+        return cp.decompose(heads, key_dim, mix_dim, momentum=momentum, **({} if tol is None else {"tol": tol}))[:2]
     if method == "svd":
         factors = cp.singular_components(heads, key_dim)
         pick = cp.strongest(factors, mix_dim)
