@@ -92,7 +92,7 @@ setup(
         "hf": ["transformers>=4.57", "safetensors>=0.4"],
         "plot": ["matplotlib>=3.6"],
         "serve": ["ctranslate2>=4.5"],
-        "dev": ["pytest>=7.4", "ruff>=0.6", "setuptools>=70.1"],
+        "dev": ["pytest>=7.4", "pytest-xdist>=3.5", "ruff>=0.6", "setuptools>=70.1"],
     },
     entry_points={"console_scripts": ["fairseq-collab-convert = fairseq_collab.cli.convert:main"]},
     cmdclass=commands,

@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quickstart_report import figures_of, read_json, read_log
+from quickstart_report import figures_of, read_log
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fairseq_collab.errors import CollabError  # noqa: E402
+from fairseq_collab.files import read_json  # noqa: E402
 
 PLUGIN = ROOT / "fairseq_collab"
 LANGS = ("en", "de")
