@@ -13,10 +13,18 @@ from ._safe_load import allow_fairseq_checkpoints
 __version__ = "0.1.0"
 
 _HOME_OF = {
+    "ALBERTCollaborativeAdapter": "adapters.albert",
+    "AttentionParts": "adapters.base",
+    "BERTCollaborativeAdapter": "adapters.bert",
     "CollabConfig": "config",
     "CollabError": "errors",
     "CollaborativeAttention": "attention",
+    "CollaborativeLayerAdapter": "adapters.base",
+    "DistilBERTCollaborativeAdapter": "adapters.distilbert",
     "MixingMatrixInit": "attention",
+    "load_collaborative": "pretrained",
+    "save_collaborative": "pretrained",
+    "swap_to_collaborative": "swap",
 }
 
 __all__ = ["__version__", *_HOME_OF]

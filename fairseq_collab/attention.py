@@ -304,7 +304,8 @@ class CollaborativeAttention(nn.Module):
             query: (B, T, D).
             key: (B, S, kdim); the query when None. value: (B, S, vdim); the key when None.
             key_padding_mask: (B, S), non-zero where a key is padding.
-            attn_mask: (T, S) or (B*H, T, S), added to the scores; boolean masks are True where masked.
+            attn_mask: (T, S), (B*H, T, S) or what broadcasts to (B, H, T, S), added to the scores; boolean masks are
+                True where masked.
             need_weights: also return the weights of each head, before dropout.
 
         Returns:

@@ -64,6 +64,13 @@ def model_options(state: dict[str, Any], path: str) -> Namespace:
     return Namespace(**(options if isinstance(options, dict) else vars(options)))
 
 
+def task_options(state: dict[str, Any]) -> Namespace:
+    """The options of the task, from ``cfg`` or from the ``args`` of older versions, as a copy; empty without any."""
+    cfg = state.get("cfg")
+    options = (cfg.get("task") if cfg else state.get("args")) or {}
+    return Namespace(**(options if isinstance(options, dict) else vars(options)))
+
+
 def set_model_options(state: dict[str, Any], options: Namespace) -> None:
     """Stores options where :func:`model_options` found them; as a Namespace, which carries what a schema would drop."""
     if state.get("cfg"):

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from fairseq_collab import functional
 from fairseq_collab.adapters import fairseq_transformer as adapter
+from fairseq_collab.adapters.fairseq_options import architecture
 from fairseq_collab.attention import CollaborativeAttention
 from fairseq_collab.checkpoint import drop_training_state, set_model_options
 from fairseq_collab.config import ATTENTIONS, CollabConfig
@@ -54,7 +55,7 @@ def to_concatenated(state: dict[str, Any], path: str, progress: bool = True) -> 
         )
     modules = {
         one: _module(weights, one, settings, shapes[one.kind].embed_dim)
-        for one in adapter.attentions(shapes)
+        for one in adapter.attentions(name, shapes)
         if (settings := getattr(config, one.kind)[one.layer]).collaborative
     }
     report = ConversionReport(parameters=[count_parameters(weights)])
@@ -74,7 +75,7 @@ def to_concatenated(state: dict[str, Any], path: str, progress: bool = True) -> 
     report.parameters.append(count_parameters(weights))
     exact = not any(row["weight_error"] or row["bias_error"] for row in report.rows)
     report.settings = {"conv": "exact" if exact else "svd", "to": "concatenated"}
-    options.arch = options._name = name
+    options.arch = options._name = architecture(options, name).replace("_collab", "")
     for key in [key for key in vars(options) if key in _FLAGS]:
         delattr(options, key)
     _add_task(options, state)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_collab.adapters import fairseq_transformer as adapter
+from fairseq_collab.adapters.fairseq_options import architecture
 from fairseq_collab.checkpoint import model_options, set_model_options
 from fairseq_collab.config import ATTENTIONS, AttentionConfig, AttentionShape, CollabConfig, resolve_attention
 from fairseq_collab.decomposition.calibration import Whitening
@@ -117,11 +118,11 @@ class Job:
         """Makes the checkpoint one of the collaborative architecture."""
         layers = {}
         for kind, shape in self.shapes.items():
-            prefixes = [one.prefix for one in adapter.attentions({kind: shape})]
+            prefixes = [one.prefix for one in adapter.attentions(self.name, {kind: shape})]
             plain = AttentionConfig(False, shape.embed_dim)
             layers[kind] = tuple(self.configs.get(prefix, plain) for prefix in prefixes)
         self.options.collab_config = CollabConfig(**layers).to_json()
-        self.options.arch = self.options._name = adapter.ARCHITECTURES[self.name]
+        self.options.arch = self.options._name = architecture(self.options, self.name)
         set_model_options(self.state, self.options)
 
 
@@ -135,7 +136,7 @@ def describe(state: dict[str, Any], path: str) -> tuple[Namespace, str, dict[str
     name = adapter.model_name(options)
     if name is None:
         arch = getattr(options, "arch", None) or getattr(options, "_name", None)
-        known = ", ".join(adapter.ARCHITECTURES)
+        known = ", ".join(adapter.FAMILIES)
         raise CollabError(f"{path} is a {arch} model; this version converts {known} and their presets.")
     return options, name, adapter.shapes(options, name)
 

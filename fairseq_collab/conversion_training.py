@@ -17,6 +17,7 @@ def observe_original(job: Job) -> FairseqModel:
     original = FairseqModel(job.state, request.calibrate, request.device)
     count = original.sample("train", request.sentences, request.seed, request.progress)
     job.report.settings["calib"] = count
+    job.report.unit = original.unit
     names = {one.prefix for one in job.found}
     moments = collect_moments(original, request.progress)
     job.whitenings = {name: Whitening.of(*pair) for name, pair in moments.items() if name in names}

@@ -12,7 +12,9 @@ from tqdm import tqdm
 
 from fairseq_collab import ranks
 from fairseq_collab.adapters import fairseq_transformer as adapter
-from fairseq_collab.checkpoint import drop_training_state
+from fairseq_collab.adapters.fairseq_task import predicts_numbers
+from fairseq_collab.adapters.hf_encoder import is_hf_encoder
+from fairseq_collab.checkpoint import drop_training_state, model_options, task_options
 from fairseq_collab.config import ATTENTIONS, check_attention
 from fairseq_collab.conversion import OLD_KEYS, Job, Request, count_parameters, describe
 from fairseq_collab.decomposition.layer import (
@@ -32,8 +34,12 @@ def check(state: dict[str, Any], path: str, request: Request) -> list[str]:
     Args:
         state: a checkpoint. path: what to call it.
     """
+    if is_hf_encoder(model_options(state, path)):
+        from fairseq_collab.fairseq_modules import hf_convert
+
+        return hf_convert.check(state, path, request)
     try:
-        options, _, shapes = describe(state, path)
+        options, name, shapes = describe(state, path)
     except CollabError as error:
         return [str(error)]
     reasons = []
@@ -50,14 +56,16 @@ def check(state: dict[str, Any], path: str, request: Request) -> list[str]:
                 reasons.append(f"--mix-dim is {request.mix_dim}, more than the {request.key_dim} shared dims")
         except CollabError as error:
             reasons.append(str(error))
-    adapter.split_in_proj(state["model"])
-    for one in adapter.attentions(shapes, kinds):
+    adapter.upgrade_names(state["model"], name)
+    for one in adapter.attentions(name, shapes, kinds):
         if reason := _unusable(state["model"], one, shapes[one.kind].embed_dim):
             reasons.append(reason)
     if request.calibrate is not None and Path(request.calibrate).is_dir():
-        from fairseq_collab.fairseq_modules.observed import check_data
+        from fairseq_collab.fairseq_modules.data_folder import check_data
 
         reasons += check_data(state, request.calibrate, "--calibrate")
+        if request.distill_steps and predicts_numbers(task_options(state)):
+            reasons.append("--distill-steps needs predictions of words or classes, this model predicts numbers")
     return reasons
 
 
@@ -65,7 +73,7 @@ def to_collaborative(state: dict[str, Any], path: str, request: Request) -> Conv
     """Converts in place, and the options with the weights; the optimizer's state is dropped.
 
     Args:
-        state: a checkpoint of fairseq's ``transformer`` or ``transformer_lm``. path: what to call it in messages.
+        state: a checkpoint of one of the models of ``adapters.fairseq_transformer``. path: what to call it in messages.
 
     Raises:
         CollabError: all reasons that can be known beforehand, in one sentence each; or what came up on the way.
@@ -73,8 +81,12 @@ def to_collaborative(state: dict[str, Any], path: str, request: Request) -> Conv
     if reasons := check(state, path, request):
         raise CollabError(" ".join(reason if reason.endswith(".") else reason + "." for reason in reasons))
     drop_training_state(state)
+    if is_hf_encoder(model_options(state, path)):
+        from fairseq_collab.fairseq_modules import hf_convert
+
+        return hf_convert.to_collaborative(state, path, request)
     options, name, shapes = describe(state, path)
-    job = Job(request, state, options, name, shapes, adapter.attentions(shapes, request.kinds))
+    job = Job(request, state, options, name, shapes, adapter.attentions(name, shapes, request.kinds))
     report = job.report
     report.parameters = [count_parameters(job.weights)]
     original = None
@@ -164,7 +176,7 @@ def _fill_report(job: Job, layers: dict[str, ConcatenatedLayer]) -> None:
         row["score_error"] = None if whitening is None else score_error(layer, converted, whitening)[0]
         report.mixing[one.prefix] = converted.factors.mixing.float()
     bytes_each = next(tensor.element_size() for key, tensor in job.weights.items() if key.endswith("q_proj.weight"))
-    for one in adapter.attentions(job.shapes):
+    for one in adapter.attentions(job.name, job.shapes):
         if one.kind == "encoder":
             continue
         side = 1 if one.kind == "cross" else 0

@@ -63,7 +63,8 @@ def merge_masks(
     """One additive mask, and the rows in which nothing is visible.
 
     Args:
-        attn_mask: (T, S), or (B*H, T, S); floating masks are added, others are True where masked.
+        attn_mask: (T, S), (B*H, T, S), or what broadcasts to (B, H, T, S); floating masks are added, others are True
+            where masked.
         key_padding_mask: (B, S), non-zero where a key is padding.
         dtype: of the scores that the mask will be added to.
 
@@ -79,7 +80,7 @@ def merge_masks(
             mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill(attn_mask.to(torch.bool), float("-inf"))
         if mask.dim() == 3:
             mask = mask.view(-1, num_heads, mask.size(1), mask.size(2))
-        else:
+        elif mask.dim() == 2:
             mask = mask.view(1, 1, mask.size(0), mask.size(1))
     if key_padding_mask is not None:
         padding = key_padding_mask.to(torch.bool)[:, None, None, :]  # (B, S) -> (B, 1, 1, S)

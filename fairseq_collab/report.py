@@ -35,6 +35,7 @@ class ConversionReport:
         cache_bytes: of keys in all decoder layers, a generated token and a source token.
         file_bytes: of the checkpoints.
         bits_per_token, bleu: on the evaluation data, where it was given.
+        unit: what a prediction is made for, a token or a sentence.
         settings: parts of the signature. curves: errors by key dim and attention. mixing: (H, R) by attention.
     """
 
@@ -46,6 +47,7 @@ class ConversionReport:
     bits_per_token: list[float] = field(default_factory=list)
     bleu: list[dict[str, Any]] = field(default_factory=list)
     divergence: list[float] = field(default_factory=list)
+    unit: str = "token"
     settings: dict[str, Any] = field(default_factory=dict)
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
     mixing: dict[str, Tensor] = field(default_factory=dict)
@@ -73,10 +75,12 @@ class ConversionReport:
         if self.file_bytes:
             lines.append(f"file size in MB: {_arrow([size / 1e6 for size in self.file_bytes], ',.1f')}")
         if self.divergence:
-            lines.append(f"divergence from the original, nats a token, held out: {_arrow(self.divergence, '.4f')}")
+            lines.append(
+                f"divergence from the original, nats a {self.unit}, held out: {_arrow(self.divergence, '.4f')}"
+            )
         if self.bits_per_token:
             split = self.settings.get("eval", "data")
-            lines.append(f"loss on {split}, bits a token: {_arrow(self.bits_per_token, '.4f')}")
+            lines.append(f"loss on {split}, bits a {self.unit}: {_arrow(self.bits_per_token, '.4f')}")
             lines.append(f"perplexity on {split}: {_arrow([2**bits for bits in self.bits_per_token], '.3f')}")
         if self.bleu:
             lines.append(f"BLEU: {_arrow([one['score'] for one in self.bleu], '.2f')}   {self.bleu[0]['signature']}")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,38 @@ def toy_lm(tmp_path_factory: pytest.TempPathFactory, run_fairseq) -> Path:
     prefixes = [f"--{split}pref={folder / split}.txt" for split in SPLIT_SIZES]
     run_fairseq("preprocess", "--only-source", *prefixes, "--destdir", folder, "--workers", 1)
     return folder
+
+
+@pytest.fixture(scope="session")
+def hf_model() -> Callable[..., Any]:
+    """`hf_model("Bert", "MaskedLM", is_decoder=True)` is a small random model of transformers in evaluation mode.
+
+    The kind of head is `Model` when left out; other keywords go to the configuration, `implementation` to the model.
+    """
+    pytest.importorskip("transformers")
+    from fairseq_collab._transformers import import_transformers
+
+    transformers = import_transformers()
+    transformers.utils.logging.set_verbosity_error()
+    import torch
+
+    def make(family: str, head: str = "Model", *, implementation: str = "sdpa", seed: int = 0, **options: Any) -> Any:
+        torch.manual_seed(seed)
+        names = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        if family == "DistilBert":
+            names = {"dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
+        small = {"vocab_size": 100, "max_position_embeddings": 64, "embedding_size": 32, "initializer_range": 0.3}
+        config = getattr(transformers, f"{family}Config")(**{**small, **names, **options})
+        kind = getattr(transformers, f"{family}{'' if head == 'Model' else 'For'}{head}", None)
+        if kind is None:
+            kind = getattr(transformers, f"{family}{head}")
+        model = kind._from_config(config, attn_implementation=implementation)
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # biases start at 0 and could be forgotten
+                parameter.data += 0.3 * torch.randn_like(parameter)
+        return model.eval()
+
+    return make
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,7 @@
-"""Where models keep their attention. One file a family; no mathematics and no files."""
+"""Where models keep their attention: one file a family. ``ADAPTERS`` are those for modules, by name."""
+
+ADAPTERS = {
+    "BERTCollaborativeAdapter": "bert",
+    "DistilBERTCollaborativeAdapter": "distilbert",
+    "ALBERTCollaborativeAdapter": "albert",
+}

@@ -1,6 +1,7 @@
-"""Where fairseq's ``transformer`` and ``transformer_lm`` keep their attention, as data and functions of options.
+"""Where fairseq's transformers, language models, RoBERTa and BART keep their attention, as data.
 
-Only names and options; reading and writing files is ``fairseq_collab.checkpoint``.
+Only names of weights and of architectures; the options that describe a model's sizes are in ``fairseq_options``, and
+reading and writing files is ``fairseq_collab.checkpoint``.
 """
 
 import re
@@ -10,59 +11,48 @@ from typing import Any, Iterable, Optional
 
 from fairseq_collab.config import AttentionShape
 
-# model name of fairseq -> architecture here, whose options are a superset
-ARCHITECTURES = {"transformer": "transformer_collab", "transformer_lm": "transformer_lm_collab"}
-ATTENTION_NAMES = {
-    "encoder": "encoder.layers.{layer}.self_attn",
-    "cross": "decoder.layers.{layer}.encoder_attn",
-    "decoder": "decoder.layers.{layer}.self_attn",
-}
-# copies that fairseq 0.12.2 stores beside the layers of the encoder
-EXTRA_KEYS = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
+DECODER = {"cross": "decoder.layers.{layer}.encoder_attn", "decoder": "decoder.layers.{layer}.self_attn"}
+ENCODER_DECODER = {"encoder": "encoder.layers.{layer}.self_attn", **DECODER}
 
-# options that shape the parameters, with the values of the base architectures
-DEFAULTS: dict[str, Any] = {
-    f"{side}_{key}": value
-    for side in ("encoder", "decoder")
-    for key, value in {
-        "embed_dim": 512,
-        "ffn_embed_dim": 2048,
-        "layers": 6,
-        "attention_heads": 8,
-        "normalize_before": False,
-        "learned_pos": False,
-    }.items()
-}
-DEFAULTS |= dict.fromkeys(
-    (
-        "share_all_embeddings",
-        "share_decoder_input_output_embed",
-        "layernorm_embedding",
-        "no_scale_embedding",
-        "no_token_positional_embeddings",
-        "no_cross_attention",
-        "cross_self_attention",
-        "adaptive_input",
-        "tie_adaptive_weights",
-        "tie_adaptive_proj",
-        "no_decoder_final_norm",
+
+@dataclass(frozen=True)
+class Family:
+    """The models of fairseq that share a class.
+
+    Args:
+        presets: the stock architectures, as a regular expression. fairseq has other models whose names begin alike.
+        attentions: prefixes of the parameters of each kind of attention.
+        embeddings: weights of the embeddings of each side that reads text.
+        renamed: old beginnings or middles of weights' names, as regular expressions, and what they are today.
+    """
+
+    presets: str
+    attentions: dict[str, str]
+    embeddings: dict[str, str]
+    renamed: tuple[tuple[str, str], ...] = ()
+
+
+BOTH_SIDES = {"encoder": "encoder.embed_tokens.weight", "decoder": "decoder.embed_tokens.weight"}
+FAMILIES = {
+    "transformer": Family(
+        r"transformer(_(tiny|iwslt_de_en|(vaswani_)?wmt_en_(de|fr)(_big)?(_t2t)?))?", ENCODER_DECODER, BOTH_SIDES
     ),
-    False,
-)
-DEFAULTS |= {"activation_fn": "relu", "adaptive_softmax_cutoff": None, "adaptive_input_cutoff": None}
+    "transformer_lm": Family(
+        r"transformer_lm(_(big|gbw|wiki103|baevski_\w+|gpt\w*))?",
+        {"decoder": DECODER["decoder"]},
+        {"decoder": BOTH_SIDES["decoder"]},
+    ),
+    "roberta": Family(
+        r"roberta(_(base|large|prenorm))?|xlm",
+        {"encoder": "encoder.sentence_encoder.layers.{layer}.self_attn"},
+        {"encoder": "encoder.sentence_encoder.embed_tokens.weight"},
+        ((r"^decoder\.", "encoder."), (r"\.emb_layer_norm\.", ".layernorm_embedding.")),
+    ),
+    "bart": Family(r"m?bart_(large|base)(_wmt20)?", ENCODER_DECODER, BOTH_SIDES),
+}
 
-
-def architecture_flags(options: Namespace) -> list[str]:
-    """The flags that make the base architecture of a model that of ``options``, for a command line to repeat."""
-    flags = []
-    for name, default in DEFAULTS.items():
-        value = getattr(options, name, default)
-        if value == default or value in (None, ""):
-            continue
-        flags.append("--" + name.replace("_", "-"))
-        if value is not True:
-            flags.append(",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
-    return flags
+# copies that fairseq 0.12.2 stores beside the layers of an encoder
+EXTRA_KEYS = re.compile(r"encoder\.(sentence_encoder\.)?layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
 
 
 @dataclass(frozen=True)
@@ -76,55 +66,49 @@ class Attention:
 
 
 def model_name(args: Any) -> Optional[str]:
-    """The model of fairseq that options were written for, ``transformer`` or ``transformer_lm``; None for others."""
-    arch = str(getattr(args, "arch", None) or getattr(args, "_name", None) or "")
-    for collab in ("_collab", ""):
-        for name in sorted(ARCHITECTURES, key=len, reverse=True):
-            if arch == name + collab or arch.startswith(name + collab + "_"):
-                return name if _is_preset(arch, name) else None
-    return None
-
-
-def _is_preset(arch: str, name: str) -> bool:
-    """fairseq has other models whose names begin with ``transformer_`` (align, pointer generator, ulm, ...)."""
-    rest = arch.removeprefix(name).removeprefix("_collab")
-    if name == "transformer":
-        return (
-            rest == "" or re.fullmatch(r"_(tiny|iwslt_de_en|(vaswani_)?wmt_en_(de|fr)(_big)?(_t2t)?)", rest) is not None
-        )
-    return re.fullmatch(r"(_(big|gbw|wiki103|baevski_\w+|gpt\w*))?", rest) is not None
+    """The family of :data:`FAMILIES` that options were written for; None for others."""
+    arch = str(getattr(args, "arch", None) or getattr(args, "_name", None) or "").replace("_collab", "", 1)
+    return next((name for name, family in FAMILIES.items() if re.fullmatch(family.presets, arch)), None)
 
 
 def shapes(args: Namespace, name: str) -> dict[str, AttentionShape]:
     """The attentions of a model with these options, by kind."""
-    decoder = AttentionShape(args.decoder_embed_dim, args.decoder_attention_heads, args.decoder_layers)
-    if name == "transformer_lm":
-        return {"decoder": decoder}
-    encoder = AttentionShape(args.encoder_embed_dim, args.encoder_attention_heads, args.encoder_layers)
-    found = {"encoder": encoder, "cross": decoder, "decoder": decoder}
+    found = {}
+    for kind in FAMILIES[name].attentions:
+        side = "encoder" if kind == "encoder" else "decoder"
+        width, heads, layers = (getattr(args, f"{side}_{key}") for key in ("embed_dim", "attention_heads", "layers"))
+        found[kind] = AttentionShape(width, heads, layers)
     if getattr(args, "no_cross_attention", False):
-        del found["cross"]
+        found.pop("cross", None)
     return found
 
 
-def attentions(found: dict[str, AttentionShape], kinds: Iterable[str] = tuple(ATTENTION_NAMES)) -> list[Attention]:
-    """Every attention of these kinds in the order in which the model runs them."""
+def attentions(name: str, found: dict[str, AttentionShape], kinds: Optional[Iterable[str]] = None) -> list[Attention]:
+    """Every attention of a model with these shapes in the order in which it runs them, of all ``kinds`` or some."""
     return [
-        Attention(kind, layer, ATTENTION_NAMES[kind].format(layer=layer), shape.num_heads)
+        Attention(kind, layer, FAMILIES[name].attentions[kind].format(layer=layer), shape.num_heads)
         for kind, shape in found.items()
-        if kind in kinds
+        if kinds is None or kind in kinds
         for layer in range(shape.layers)
     ]
 
 
-def split_in_proj(state: dict[str, Any]) -> None:
-    """Renames what early versions of fairseq stored as one ``in_proj_weight``, and drops ``EXTRA_KEYS``, in place."""
+def upgrade_names(state: dict[str, Any], name: str) -> None:
+    """Gives the weights of early versions of fairseq their names of today, in place.
+
+    One ``in_proj_weight`` becomes three, prefixes of old models change, and ``EXTRA_KEYS`` are dropped.
+    """
     for key in list(state):
-        if EXTRA_KEYS.fullmatch(key):
-            del state[key]
+        new = key
+        for old, today in FAMILIES[name].renamed:
+            new = re.sub(old, today, new)
+        if new != key:
+            state[new] = state.pop(key)
+        if EXTRA_KEYS.fullmatch(new):
+            del state[new]
             continue
-        prefix, _, last = key.rpartition(".")
+        prefix, _, last = new.rpartition(".")
         if last in ("in_proj_weight", "in_proj_bias") and prefix.endswith("attn"):
             kind = last.removeprefix("in_proj_")
-            for part, tensor in zip("qkv", state.pop(key).chunk(3), strict=True):
+            for part, tensor in zip("qkv", state.pop(new).chunk(3), strict=True):
                 state[f"{prefix}.{part}_proj.{kind}"] = tensor

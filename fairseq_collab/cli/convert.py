@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from fairseq_collab import convert
-from fairseq_collab.adapters.fairseq_transformer import architecture_flags
-from fairseq_collab.checkpoint import load_checkpoint, model_options, save_checkpoint, use_ema
+from fairseq_collab.adapters.fairseq_options import architecture_flags
+from fairseq_collab.adapters.fairseq_task import TRANSLATION, task_flags, task_name
+from fairseq_collab.adapters.fairseq_transformer import model_name
+from fairseq_collab.adapters.hf_encoder import is_hf_encoder
+from fairseq_collab.checkpoint import load_checkpoint, model_options, save_checkpoint, task_options, use_ema
 from fairseq_collab.concatenate import to_concatenated
 from fairseq_collab.config import ATTENTIONS
 from fairseq_collab.decomposition.methods import METHODS
@@ -29,8 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog=PROG,
-        description="Convert a checkpoint of fairseq's transformer or transformer_lm to collaborative heads of a "
-        "smaller key dim, or (--to-concatenated) a collaborative checkpoint back to a stock one.",
+        description="Convert a checkpoint of fairseq's transformer, transformer_lm, RoBERTa or BART to collaborative "
+        "heads of a smaller key dim, or (--to-concatenated) a collaborative checkpoint back to a stock one.",
     )
     files = parser.add_argument_group("files")
     files.add_argument("--path", required=True, type=Path, metavar="IN.pt", help="checkpoint to read; never changed")
@@ -53,6 +56,12 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument("--mix-dim", type=int, metavar="P", help="dims that one head mixes (default: the head dim)")
     what.add_argument("--mix-layout", choices=("picked", "dense"), default="picked", help="default: %(default)s")
     what.add_argument("--to-concatenated", action="store_true", help="the way back; needs none of the above")
+    what.add_argument(
+        "--to-hf",
+        action="store_true",
+        help="write a checkpoint of bert_collab, distilbert_collab or albert_collab as a folder for transformers",
+    )
+    what.add_argument("--tokenizer", metavar="DIR", help="folder of the tokenizer to put beside it")
     how = parser.add_argument_group("how")
     how.add_argument("--method", choices=METHODS, default="cp", help="decomposition (default: %(default)s)")
     how.add_argument(
@@ -79,9 +88,11 @@ def check_arguments(args: argparse.Namespace) -> list[str]:
     """Every reason to refuse that needs no look into the checkpoint."""
     reasons = []
     targets = [name for name in ("key_dim", "budget", "max_error") if getattr(args, name) is not None]
-    if args.to_concatenated:
+    if args.to_concatenated or args.to_hf:
+        verb = "--to-hf" if args.to_hf else "--to-concatenated"
         others = [*targets, *(name for name in ("mix_dim", "calibrate", "data") if getattr(args, name) is not None)]
-        reasons += [f"--to-concatenated takes no --{name.replace('_', '-')}" for name in others]
+        others += ["to_concatenated"] if args.to_hf and args.to_concatenated else []
+        reasons += [f"{verb} takes no --{name.replace('_', '-')}" for name in others]
     elif not targets:
         reasons.append("--key-dim is missing: give the shared dims, for example a quarter of the model's width")
     elif len(targets) > 1:
@@ -115,7 +126,12 @@ def check_arguments(args: argparse.Namespace) -> list[str]:
         parse_heads(args.attention)
     except CollabError as error:
         reasons.append(str(error).replace("--collaborative-heads", "--attention"))
-    if args.output.is_dir():
+    if args.tokenizer is not None and not args.to_hf:
+        reasons.append("--tokenizer belongs to --to-hf; leave it out")
+    if args.to_hf:
+        if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
+            reasons.append(f"--output {args.output} is not empty; give a new folder")
+    elif args.output.is_dir():
         reasons.append(f"--output {args.output} is a folder; give the name of a file")
     elif args.output.exists():
         if args.path.is_file() and os.path.samefile(args.path, args.output):
@@ -188,14 +204,23 @@ def run(args: argparse.Namespace) -> None:
     request = None if any("--attention" in reason for reason in reasons) else request_of(args)
     if state is not None:
         reasons += [reason for reason in [_space_reason(state, args.output)] if reason]
-        if not args.to_concatenated and request is not None:
+        reasons += _hf_reasons(args, is_hf_encoder(model_options(state, str(args.path))))
+        if not args.to_concatenated and not args.to_hf and request is not None:
             reasons += convert.check(state, str(args.path), request)
         if args.data is not None and Path(args.data).is_dir() and not reasons:
-            from fairseq_collab.fairseq_modules.observed import check_data
+            from fairseq_collab.fairseq_modules.data_folder import check_data
 
             reasons += check_data(state, args.data, "--data")
+        task = task_name(task_options(state))
+        if args.bleu and task not in TRANSLATION:
+            reasons.append(f"--bleu needs a model that translates, this one was trained for {task}; leave it out")
     if reasons:
         raise CollabError(_sentences(reasons))
+    if args.to_hf:
+        from fairseq_collab.fairseq_modules.hf_export import export
+
+        print(f"wrote:     {export(state, str(args.path), args.output, args.tokenizer)}")
+        return
     if args.to_concatenated:
         report = to_concatenated(state, str(args.path))
     else:
@@ -212,27 +237,49 @@ def run(args: argparse.Namespace) -> None:
     _print_commands(args, state)
 
 
+def _hf_reasons(args: argparse.Namespace, is_one: bool) -> list[str]:
+    """What the arguments ask for that an encoder of transformers has not, or only such an encoder has."""
+    if not is_one:
+        return ["--to-hf is for checkpoints of bert_collab, distilbert_collab and albert_collab"] if args.to_hf else []
+    reasons = []
+    if args.to_concatenated:
+        reasons.append("--to-concatenated is not for encoders of transformers; --to-hf writes a folder")
+    if args.data is not None or args.bleu:
+        reasons.append("--data and --bleu are not for encoders of transformers; use fairseq-validate")
+    return reasons
+
+
 def _evaluate(args: argparse.Namespace, state: dict[str, Any], path: Path, report: ConversionReport) -> None:
     if args.data is None:
         return
     from fairseq_collab.fairseq_modules.observed import FairseqModel
     from fairseq_collab.fairseq_modules.translate import corpus_bleu
 
-    report.bits_per_token.append(FairseqModel(state, args.data, args.device).bits_per_token(args.gen_subset))
+    model = FairseqModel(state, args.data, args.device)
+    report.bits_per_token.append(model.bits_per_token(args.gen_subset))
+    report.unit = model.unit
     if args.bleu:
         report.bleu.append(corpus_bleu(str(path), args.data, args.gen_subset, args.device == "cpu"))
     report.settings["eval"] = args.gen_subset
 
 
 def _print_commands(args: argparse.Namespace, state: dict[str, Any]) -> None:
-    options = model_options(state, str(args.output))
+    options, task = model_options(state, str(args.output)), task_options(state)
     data = args.data or args.calibrate or "DATA"
-    command = "fairseq-eval-lm" if "_lm" in options.arch else "fairseq-generate"
+    plugin = "" if args.to_concatenated else " --user-dir fairseq_collab"
+    name, shown = task_name(task), " ".join(["", *task_flags(task)])
+    use = "generate" if name in TRANSLATION else "validate"
+    if name == "language_modeling":
+        use, shown = "eval-lm", ""
+    print(f"use:       fairseq-{use} {data}{plugin} --path {args.output}{shown}")
     if args.to_concatenated:
-        print(f"use:       {command} {data} --path {args.output}")
         return
-    print(f"use:       {command} {data} --user-dir fairseq_collab --path {args.output}")
-    flags = " ".join(["--arch", options.arch, *architecture_flags(options)])
+    if is_hf_encoder(options):
+        # the checkpoint brings the configuration of its model
+        flags = " ".join(["--arch", options.arch, *task_flags(task)])
+        print(f"fine-tune: fairseq-train {data}{plugin} {flags} --finetune-from-model {args.output}")
+        return
+    flags = " ".join([*architecture_flags(options, model_name(options)), *task_flags(task)])
     print(
         f"fine-tune: fairseq-train {data} --user-dir fairseq_collab {flags} --collab-config {args.output} "
         f"--finetune-from-model {args.output}"

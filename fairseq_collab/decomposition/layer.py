@@ -66,13 +66,14 @@ def convert_layer(
     whitening: Whitening | None = None,
     method: str = "cp",
     seed: int = 0,
+    tol: float | None = None,
 ) -> CollaborativeLayer:
     """Decomposes a layer's heads and fits its query bias.
 
     Args:
         key_dim: R. mix_dim: P.
         whitening: what the layer's inputs look like; the weights alone count when None.
-        method, seed: as in :func:`fairseq_collab.decomposition.methods.decompose`.
+        method, seed, tol: as in :func:`fairseq_collab.decomposition.methods.decompose`.
 
     Returns:
         the layer, exact at R >= H*K and P >= K.
@@ -80,10 +81,10 @@ def convert_layer(
     heads = replace(layer.heads, bias=layer.content_bias)
     if whitening is None:
         # the weights of the heads alone decide; their bias is fitted to what comes out
-        factors, pick = decompose(layer.heads, key_dim, mix_dim, method, seed)
+        factors, pick = decompose(layer.heads, key_dim, mix_dim, method, seed, tol)
         factors = cp.with_bias(heads, factors, pick)
     else:
-        factors, pick = decompose(whitening.apply(heads), key_dim, mix_dim, method, seed)
+        factors, pick = decompose(whitening.apply(heads), key_dim, mix_dim, method, seed, tol)
         factors = cp.balance(whitening.undo(factors))
     parts = factors.mixing.gather(1, pick), factors.bias.gather(1, pick)
     return CollaborativeLayer(factors.q.T, factors.k.T, *parts, pick)

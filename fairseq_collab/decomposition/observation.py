@@ -24,7 +24,7 @@ class Observation:
         name: of the attention.
         query: (B, T, D). key: (B, S, E).
         query_valid: (B, T) and key_valid: (B, S), False at padding.
-        attn_mask: (T, S), added to the scores, or None.
+        attn_mask: as :func:`fairseq_collab.functional.merge_masks` takes it, or None.
         output: (B, T, D), what the attention returned.
     """
 

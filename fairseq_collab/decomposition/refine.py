@@ -110,16 +110,18 @@ def refine_layers(
         relative squared error of each layer's output on the held-out text, before and after.
     """
     names = list(students)
-    errors: dict[str, Tensor] = {}
+    errors: dict[str, list[Tensor]] = {}
 
     def see(one: Observation) -> None:
         if one.name in students:
             with torch.enable_grad():
-                errors[one.name] = output_error(students[one.name].module, one)
+                errors[one.name].append(output_error(students[one.name].module, one))
 
     def loss(batch: Any) -> Tensor:
+        errors.update((name, []) for name in names)
         model.observe(batch, see)
-        return torch.stack([errors[name] for name in names])
+        # a layer that is used several times in a run has several errors
+        return torch.stack([torch.stack(errors[name]).mean() for name in names])
 
     found = _train(
         [[students[name]] for name in names],

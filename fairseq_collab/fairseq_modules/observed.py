@@ -8,64 +8,30 @@ import copy
 import math
 import os
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, tasks
 from fairseq import utils as fairseq_utils
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import data_utils
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 from tqdm import tqdm
 
 import fairseq_collab.models  # noqa: F401 (registers the architectures)
+from fairseq_collab.adapters import fairseq_task
 from fairseq_collab.adapters import fairseq_transformer as adapter
-from fairseq_collab.checkpoint import model_options
+from fairseq_collab.adapters.fairseq_options import architecture
+from fairseq_collab.checkpoint import model_options, task_options
 from fairseq_collab.config import AttentionConfig, CollabConfig
 from fairseq_collab.decomposition.observation import Observation
 from fairseq_collab.errors import CollabError
+from fairseq_collab.fairseq_modules import data_folder
 
 HELD_OUT, MOST_HELD_OUT = 8, 256  # one in so many sentences of the calibration text is held out, at most so many
 MAX_TOKENS = 2000  # padded tokens of a calibration batch
-
-
-def check_data(state: dict[str, Any], data: str | os.PathLike, flag: str) -> list[str]:
-    """Why this folder cannot serve a checkpoint, as far as that can be known before anything is loaded.
-
-    Args:
-        state: the checkpoint. data: the folder. flag: the option that named it.
-    """
-    folder = Path(data)
-    if not folder.is_dir():
-        return [f"{flag} {data}: there is no such folder; make it with fairseq-preprocess"]
-    cfg = _config(state)
-    try:
-        dictionaries = _dictionaries(cfg, state["model"], folder)
-    except CollabError:
-        return [f"{flag} {data} has no binarised text of two languages; give a folder that fairseq-preprocess made"]
-    reasons = []
-    for side, embedding, name in dictionaries:
-        if not (folder / name).is_file():
-            reasons.append(f"{flag} {data} has no {name}; give a folder that fairseq-preprocess made for this model")
-            continue
-        dictionary = Dictionary.load(str(folder / name))
-        if len(dictionary) != len(embedding):
-            reasons.append(
-                f"{flag} {data}: {name} has {len(dictionary)} entries, the {side} embeddings of the model "
-                f"{len(embedding)}; "
-                "binarise the text with the model's own dictionary (fairseq-preprocess --srcdict, --tgtdict)"
-            )
-            continue
-        trained_on = Path(str(_get(cfg.task, "data")).split(os.pathsep)[0]) / name
-        if trained_on.is_file() and trained_on.resolve() != (folder / name).resolve():
-            if Dictionary.load(str(trained_on)).symbols != dictionary.symbols:
-                reasons.append(
-                    f"{flag} {data}: {name} is as long as the model's dictionary but differs from {trained_on}; "
-                    "binarise the text with the model's own dictionary (fairseq-preprocess --srcdict, --tgtdict)"
-                )
-    return reasons
 
 
 class FairseqModel:
@@ -89,22 +55,35 @@ class FairseqModel:
             # the same model, whose attentions can be observed on every version of fairseq
             plain = {kind: (AttentionConfig(False, s.embed_dim),) * s.layers for kind, s in shapes.items()}
             options.collab_config = CollabConfig(**plain).to_json()
-            options.arch = options._name = adapter.ARCHITECTURES[name]
+            options.arch = options._name = architecture(options, name)
+        options.load_checkpoint_heads = True
         self.cfg = _config(state)
         _set(self.cfg.task, "data", self.data)
         if _get(self.cfg.task, "eval_bleu"):
             _set(self.cfg.task, "eval_bleu", False)
+        self.task_name = fairseq_task.task_name(task_options(state))
+        self.head: str | None = None
+        if self.task_name == fairseq_task.CLASSIFICATION:
+            self.head = _get(self.cfg.task, "classification_head_name")
         try:
             self.task = tasks.setup_task(self.cfg.task)
         except FileNotFoundError as error:
             raise CollabError(f"{data} is no folder of fairseq-preprocess for this model: {error}") from error
         self.model = self.task.build_model(options)
-        self.model.load_state_dict(state["model"], strict=True, model_cfg=options)
+        # a copy, because fairseq renames what is in it
+        self.model.load_state_dict(dict(state["model"]), strict=True, model_cfg=options)
         self.model.float().eval().requires_grad_(False).to(self.device)
         self.pad = self.task.target_dictionary.pad()
-        self.modules = {one.prefix: self.model.get_submodule(one.prefix) for one in adapter.attentions(shapes)}
+        self.modules = {one.prefix: self.model.get_submodule(one.prefix) for one in adapter.attentions(name, shapes)}
+        # what only the hidden states are wanted of needs no product with the vocabulary
+        self._hidden_only = {"features_only": True} if name in ("roberta", "bart") else {}
         self.options = options
         self._batches: dict[bool, Sequence[Any]] = {}
+
+    @property
+    def unit(self) -> str:
+        """What one prediction is made for."""
+        return "token" if self.head is None else "sentence"
 
     def load_split(self, split: str) -> Any:
         """The dataset of a split.
@@ -112,13 +91,14 @@ class FairseqModel:
         Raises:
             CollabError: the folder has none of that name.
         """
+        there = data_folder.splits(self.data, self.task_name)
+        missing = f"{self.data} has no split {split}; it has {', '.join(there) or 'no binarised text'}"
+        if split not in there:
+            raise CollabError(missing)
         try:
             self.task.load_dataset(split, task_cfg=self.cfg.task)
         except FileNotFoundError as error:
-            there = sorted({file.name.split(".")[0] for file in Path(self.data).glob("*.idx")})
-            raise CollabError(
-                f"{self.data} has no split {split}; it has {', '.join(there) or 'no binarised text'}"
-            ) from error
+            raise CollabError(missing) from error
         return self.task.dataset(split)
 
     def sample(self, split: str, sentences: int, seed: int = 0, progress: bool = True) -> int:
@@ -156,8 +136,9 @@ class FairseqModel:
             group.append(index)
         groups.append(group)
         order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed)).tolist()
-        batches = [dataset.collater([dataset[index] for index in groups[number]]) for number in order]
-        waiting = [batch for batch in batches if batch.get("target") is None]
+        with _fixed_noise(seed):
+            batches = [dataset.collater([dataset[index] for index in groups[number]]) for number in order]
+        waiting = [batch for batch in batches if batch.get("target") is None and self.head is None]
         for batch in tqdm(waiting, desc="translating", unit="batch", disable=not progress or not waiting):
             self._translate(batch)
         return batches
@@ -202,19 +183,36 @@ class FairseqModel:
         handles = [module.register_forward_hook(hook(name), with_kwargs=True) for name, module in self.modules.items()]
         try:
             with torch.no_grad():
-                self.model(**inputs)
+                self.model(**inputs, **self._hidden_only)
         finally:
             for handle in handles:
                 handle.remove()
 
     def log_probs(self, batch: Any) -> Tensor:
-        """See ``ObservedModel``; with gradients where they are on."""
+        """See ``ObservedModel``; with gradients where they are on. Masked language models predict what is masked,
+        classifiers the class of each sentence, (sentences, classes).
+        """
         batch = self._move(batch)
-        found = self.model.get_normalized_probs(self.model(**batch["net_input"]), log_probs=True)
-        return found[batch["target"].ne(self.pad)]
+        if self.head is not None:
+            return self._predict(batch, None)
+        scored = batch["target"].ne(self.pad)
+        # short sentences may have no mask at all
+        return self._predict(batch, scored if scored.any() else batch["net_input"]["src_tokens"].ne(self.pad))
+
+    def _predict(self, batch: Any, scored: Tensor | None) -> Tensor:
+        """Log-probabilities (N, V) at the N positions that ``scored`` (B, T) marks, or of every sentence's class."""
+        inputs = batch["net_input"]
+        if self.head is not None:
+            logits, _ = self.model(**inputs, features_only=True, classification_head_name=self.head)
+            return torch.log_softmax(logits.float(), dim=-1)
+        if self.task_name == "masked_lm":
+            output = self.model(**inputs, masked_tokens=scored)
+            return self.model.get_normalized_probs(output, log_probs=True)
+        return self.model.get_normalized_probs(self.model(**inputs), log_probs=True)[scored]
 
     def bits_per_token(self, split: str, progress: bool = True) -> float:
-        """Mean negative log-likelihood, base 2, of a split's targets: fairseq's ``nll_loss``.
+        """Mean negative log-likelihood, base 2, of a split's targets: fairseq's ``nll_loss``, or for classifiers
+        its ``loss``, of a sentence.
 
         Raises:
             CollabError: the split is missing or has no targets.
@@ -228,14 +226,14 @@ class FairseqModel:
             disable_iterator_cache=True,
         ).next_epoch_itr(shuffle=False)
         total, count = 0.0, 0
-        with torch.no_grad():
+        with torch.no_grad(), _fixed_noise(0):
             for batch in tqdm(batches, desc=f"evaluating on {split}", unit="batch", disable=not progress):
                 if batch.get("target") is None:
                     raise CollabError(f"split {split} of {self.data} has no target side to evaluate on")
                 batch = self._move(batch)
-                found = self.model.get_normalized_probs(self.model(**batch["net_input"]), log_probs=True)
                 target = batch["target"]
-                picked = found.gather(-1, target.unsqueeze(-1)).squeeze(-1)[target.ne(self.pad)]
+                scored = target.ne(self.pad) if self.head is None else torch.ones_like(target, dtype=torch.bool)
+                picked = self._predict(batch, scored).gather(-1, target[scored].unsqueeze(-1))
                 total -= picked.double().sum().item()
                 count += picked.numel()
         if not count:
@@ -265,21 +263,12 @@ def _set(config: Any, key: str, value: Any) -> None:
         setattr(config, key, value)
 
 
-def _dictionaries(cfg: Any, weights: dict[str, Tensor], folder: Path) -> list[tuple[str, Tensor, str]]:
-    """The sides of a model with their embeddings and the names of their dictionaries.
-
-    Raises:
-        CollabError: the languages are not known, and the folder does not tell.
-    """
-    sides = {side: weights.get(f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")}
-    if not any(key.startswith("encoder.") for key in weights):
-        names = {"decoder": "dict.txt"}
-    else:
-        languages = _get(cfg.task, "source_lang"), _get(cfg.task, "target_lang")
-        if None in languages:
-            languages = data_utils.infer_language_pair(str(folder))
-        names = {"encoder": f"dict.{languages[0]}.txt", "decoder": f"dict.{languages[1]}.txt"}
-    return [(side, sides[side], name) for side, name in names.items() if sides[side] is not None]
+@contextmanager
+def _fixed_noise(seed: int) -> Iterator[None]:
+    """Within, noise that denoising draws from torch is the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def _lengths(dataset: Any, index: int) -> tuple[int, ...]:

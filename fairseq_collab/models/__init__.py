@@ -4,6 +4,6 @@ from fairseq_collab.fairseq_modules import patches
 
 patches.install()
 
-from fairseq_collab.models import transformer, transformer_lm  # noqa: E402
+from fairseq_collab.models import bart, hf_encoder, roberta, transformer, transformer_lm  # noqa: E402
 
-__all__ = ["transformer", "transformer_lm"]
+__all__ = ["bart", "hf_encoder", "roberta", "transformer", "transformer_lm"]

@@ -1,4 +1,4 @@
-"""Hugging Face's BERT with its attentions observed, converted and put back. Reads no files and measures nothing.
+"""Hugging Face's BERT with converted attentions put back, with exact content biases if wanted. Measures nothing.
 
 Notation: B batch, T length, D width, H heads, N sentences.
 """
@@ -6,58 +6,20 @@ Notation: B batch, T length, D width, H heads, N sentences.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from fairseq_collab.adapters.base import FoundAttention
+from fairseq_collab.adapters.bert import BERTCollaborativeAdapter
 from fairseq_collab.attention import CollaborativeAttention
-from fairseq_collab.decomposition.layer import CollaborativeLayer, ConcatenatedLayer
-from fairseq_collab.decomposition.observation import Observation
+from fairseq_collab.config import AttentionConfig
+from fairseq_collab.decomposition.layer import CollaborativeLayer
 
 Batch = dict[str, Tensor]  # input_ids and attention_mask, (B, T)
-
-
-class ObservedBert:
-    """A ``BertModel`` with unlabelled text, as calibration and layer-wise refinement want it.
-
-    It predicts no tokens, hence offers no ``log_probs`` to distil from.
-
-    Args:
-        model: in evaluation mode. train, held_out: text to fit to and to judge by.
-    """
-
-    def __init__(self, model: nn.Module, train: Sequence[Batch], held_out: Sequence[Batch]):
-        self.model = model
-        self._batches = {False: train, True: held_out}
-
-    def batches(self, held_out: bool) -> Sequence[Batch]:
-        """The calibration text."""
-        return self._batches[held_out]
-
-    @torch.no_grad()
-    def observe(self, batch: Batch, see: Callable[[Observation], None]) -> None:
-        """Runs the model, calling ``see`` with what each attention got and gave before the residual sum."""
-        valid = batch["attention_mask"].bool()
-        inputs: dict[str, Tensor] = {}
-        hooks = []
-        for name, attention in attentions(self.model).items():
-
-            def keep(_module: nn.Module, args: tuple, kwargs: dict[str, Any], name: str = name) -> None:
-                inputs[name] = args[0] if args else kwargs["hidden_states"]
-
-            def show(_module: nn.Module, _args: tuple, output: Tensor, name: str = name) -> None:
-                see(Observation(name, inputs[name], inputs[name], valid, valid, None, output))
-
-            hooks.append(attention.self.register_forward_pre_hook(keep, with_kwargs=True))
-            hooks.append(attention.output.dense.register_forward_hook(show))
-        try:
-            self.model(**batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 class ConvertedAttention(nn.Module):
@@ -89,33 +51,16 @@ class ConvertedAttention(nn.Module):
         return self.norm(output + hidden_states), None
 
 
-def attentions(model: nn.Module) -> dict[str, nn.Module]:
-    """The ``BertAttention`` of each layer, by name."""
-    return {f"layer.{i}": layer.attention for i, layer in enumerate(model.encoder.layer)}
+def attentions(model: nn.Module) -> dict[str, FoundAttention]:
+    """The attention of each layer, by name."""
+    return BERTCollaborativeAdapter().find(model)
 
 
-def concatenated_layers(model: nn.Module) -> dict[str, ConcatenatedLayer]:
-    """What there is to convert, by the names of :func:`attentions`."""
-    heads = model.config.num_attention_heads
-    parts = {name: attention.self for name, attention in attentions(model).items()}
-    return {n: ConcatenatedLayer(p.query.weight, p.query.bias, p.key.weight, heads) for n, p in parts.items()}
-
-
-def collaborative_attention(attention: nn.Module, layer: CollaborativeLayer) -> CollaborativeAttention:
-    """A converted layer with the values and output of the ``BertAttention`` it was made from."""
-    value, output = attention.self.value, attention.output.dense
-    (heads, mix_dim), key_dim = layer.mixing.shape, len(layer.q_weight)
+def collaborative_attention(one: FoundAttention, layer: CollaborativeLayer) -> CollaborativeAttention:
+    """A converted layer with the values and output of the attention it was made from."""
+    mix_dim, key_dim = layer.mixing.size(1), len(layer.q_weight)
     layout = "dense" if mix_dim == key_dim else "picked"
-    module = CollaborativeAttention(output.out_features, heads, key_dim, mix_dim=mix_dim, mix_layout=layout)
-    with torch.no_grad():
-        module.q_proj.weight.copy_(layer.q_weight)
-        module.k_proj.weight.copy_(layer.k_weight)
-        module.mixing.copy_(layer.mixing)
-        module.query_bias.copy_(layer.query_bias)
-        module.pick.copy_(layer.pick)
-    module.v_proj.load_state_dict(value.state_dict())
-    module.out_proj.load_state_dict(output.state_dict())
-    return module.eval()
+    return one.standalone(AttentionConfig(True, key_dim, mix_dim, layout), layer)
 
 
 def with_attentions(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +21,12 @@ from torch import Tensor, nn
 
 from benchmarks import bert
 from benchmarks.common import Row, data_folder, make_row
+from fairseq_collab._transformers import import_transformers
+from fairseq_collab.adapters.observed import ObservedLibraryModel
 from fairseq_collab.decomposition.calibration import Whitening
 from fairseq_collab.decomposition.layer import convert_layer
 from fairseq_collab.decomposition.observation import collect_moments
 from fairseq_collab.decomposition.refine import Student, refine_layers
-from fairseq_collab.errors import CollabError
 
 HELP = "change of a pretrained BERT's sentence embeddings by conversion"
 TARGET = 1 / 8
@@ -93,27 +93,11 @@ def load_model(folder: Path):
     Raises:
         CollabError: transformers is not installed.
     """
-    hide_unusable_torchaudio()
-    try:
-        from transformers import AutoTokenizer, BertModel
-        from transformers.utils import logging
-    except ImportError as error:
-        raise CollabError("this suite needs transformers: pip install transformers safetensors") from error
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model = BertModel.from_pretrained(folder, attn_implementation="eager", add_pooling_layer=False)
-    return model.float().eval(), AutoTokenizer.from_pretrained(folder)
-
-
-def hide_unusable_torchaudio() -> None:
-    """Keeps transformers from importing a torchaudio that was built for another torch than the one installed."""
-    try:
-        import torchaudio  # noqa: F401
-    except (ImportError, OSError):
-        sys.modules["torchaudio"] = None
-        known = sys.modules.get("transformers.utils.import_utils")
-        if known is not None:
-            known.is_torchaudio_available.cache_clear()
+    transformers = import_transformers()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.BertModel.from_pretrained(folder, attn_implementation="eager", add_pooling_layer=False)
+    return model.float().eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def calibration_and_evaluation(folder: Path, seed: int = 0) -> tuple[list[str], list[str]]:
@@ -154,7 +138,7 @@ def measure_model(model: nn.Module, text: Text, dims: Sequence[int], steps: int,
     original = bert.embed(model, text.evaluation, "original")
     check_agreement(model, text, original)
     started = time.perf_counter()
-    observed = bert.ObservedBert(model, text.train, text.held_out)
+    observed = ObservedLibraryModel(model, bert.attentions(model), text.train, text.held_out)
     whitenings = {name: Whitening.of(*moments) for name, moments in collect_moments(observed).items()}
     calibrating = time.perf_counter() - started
     rows = []
@@ -192,12 +176,13 @@ def convert_model(
     way: Way,
     key_dim: int,
     whitenings: dict[str, Whitening],
-    observed: bert.ObservedBert,
+    observed: ObservedLibraryModel,
     steps: int,
 ) -> nn.Module:
     """A copy of the model, all its attentions converted to ``key_dim`` shared dims."""
-    old, layers = bert.concatenated_layers(model), {}
-    for name, attention in bert.attentions(model).items():
+    found, layers = bert.attentions(model), {}
+    old = {name: one.parts.layer for name, one in found.items()}
+    for name, attention in found.items():
         head_dim = len(old[name].q_weight) // old[name].num_heads
         mix_dim = key_dim if way.dense else min(head_dim, key_dim)
         whitening = whitenings[name] if way.weighted else None

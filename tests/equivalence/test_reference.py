@@ -95,6 +95,28 @@ def test_forward_agrees_with_the_oracle(layout, mask, need_weights):
             assert weights is None
 
 
+@pytest.mark.parametrize("boolean", (False, True), ids=("added", "boolean"))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_mask_of_each_sentence_agrees_with_the_oracle(layout, boolean):
+    """Masks (B, 1, T, S), with and without padding beside them; one query of the second sentence sees nothing."""
+    module, x = build(layout).eval(), torch.randn(2, 7, 64)
+    mask = torch.rand(2, 1, 7, 7) < 0.4
+    mask[1, 0, 3] = True
+    given = mask if boolean else torch.zeros(mask.shape).masked_fill(mask, float("-inf"))
+    for padding in (None, make_masks("padding", 2, 7, 7)["key_padding_mask"]):
+
+        def by_sentence(dtype, padding=padding):
+            one = copy.deepcopy(module).to(dtype)
+            parts = []
+            for b in range(2):
+                masks = {} if padding is None else {"key_padding_mask": padding[b : b + 1]}
+                parts.append(oracle(one, *[x[b : b + 1].to(dtype)] * 3, attn_mask=mask[b, 0], **masks)[0])
+            return torch.cat(parts)
+
+        out, _ = module(x, key_padding_mask=padding, attn_mask=given)
+        assert_as_exact_as(out, by_sentence(torch.float32), by_sentence(torch.float64))
+
+
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_agree_with_the_oracle(layout, mask):

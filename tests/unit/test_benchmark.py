@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_collab._transformers import import_transformers
 from fairseq_collab.decomposition import cp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,7 +98,7 @@ def test_synthetic_projections_share_half_of_their_norm_between_heads():
 @pytest.fixture(scope="module")
 def tiny_bert():
     pytest.importorskip("transformers")
-    distortion.hide_unusable_torchaudio()
+    import_transformers()
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
