@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.glue_text import EOS, EncodedText, rebuild
+from fairseq_collab._transformers import import_transformers
 from fairseq_collab.errors import CollabError
 
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -196,12 +197,11 @@ def _load_tokenizer(path: Path) -> Any:
     # without files, transformers makes an empty tokenizer of the model's type
     if not any((path / name).is_file() for name in _VOCABULARY_FILES):
         raise CollabError(f"--hf-model {path} has no vocabulary: there is none of {', '.join(_VOCABULARY_FILES)}")
+    transformers = import_transformers()
     try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise CollabError(f'transformers cannot be imported ({error}); install it with pip install ".[hf]"') from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # transformers raises whatever the file's reader raised
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise CollabError(f"--hf-model {path} has no tokenizer that transformers can read: {reason}") from error

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,12 +19,6 @@ from fairseq_collab.errors import CollabError  # noqa: E402
 
 # model_type of a Hugging Face configuration -> architecture
 HF_ARCHITECTURES = {"bert": "bert_collab", "distilbert": "distilbert_collab", "albert": "albert_collab"}
-# options of a RoBERTa checkpoint that its architecture alone does not tell
-ROBERTA_SIZES = (
-    *("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads"),
-    *("activation_fn", "pooler_activation_fn", "max_positions"),
-)
-ROBERTA_SWITCHES = ("encoder_normalize_before", "untie_weights_roberta")
 ROBERTA_DROPOUT = ["--dropout", "0.1", "--attention-dropout", "0.1"]
 
 
@@ -66,7 +59,9 @@ def _hf_model(folder: Path) -> Pretrained:
         raise CollabError(f"{folder / 'config.json'} is no model's configuration ({error})") from error
     if model_type not in HF_ARCHITECTURES:
         known = ", ".join(HF_ARCHITECTURES)
-        raise CollabError(f"{folder / 'config.json'} has model_type {model_type!r}; there are architectures for {known}")
+        raise CollabError(
+            f"{folder / 'config.json'} has model_type {model_type!r}; there are architectures for {known}"
+        )
     arch = ["--arch", HF_ARCHITECTURES[model_type]]
     return Pretrained(
         ("--hf-model", folder),
@@ -76,35 +71,28 @@ def _hf_model(folder: Path) -> Pretrained:
 
 
 def _roberta(folder: Path) -> Pretrained:
+    from fairseq_collab.adapters.fairseq_options import architecture_flags
+    from fairseq_collab.adapters.fairseq_transformer import model_name
     from fairseq_collab.checkpoint import load_checkpoint, model_options
 
     path = folder / "model.pt"
     options = model_options(load_checkpoint(path), str(path))
     arch = str(getattr(options, "arch", None) or getattr(options, "_name", None))
-    if not arch.startswith("roberta") or "collab" in arch:
+    if model_name(options) != "roberta" or "collab" in arch:
         raise CollabError(f"{path} is a {arch} model; give a RoBERTa of fairseq with ordinary attention")
-    sizes = [*_roberta_sizes(options), *ROBERTA_DROPOUT]
-    collab = arch.replace("roberta", "roberta_collab")
+    if getattr(options, "max_positions", None) is None:
+        # older checkpoints tell the positions by the length of the pretraining's blocks
+        options.max_positions = getattr(options, "tokens_per_sample", 512)
+    collab = [*architecture_flags(options, "roberta"), *ROBERTA_DROPOUT]
+    stock = [flag.replace("roberta_collab", "roberta") for flag in collab]
     return Pretrained(
         ("--roberta", folder),
-        ["--arch", arch, *sizes, "--finetune-from-model", str(path)],
+        [*stock, "--finetune-from-model", str(path)],
         lambda checkpoint: [
-            *("--arch", collab, *sizes),
+            *collab,
             *("--collab-config", str(checkpoint), "--finetune-from-model", str(checkpoint)),
         ],
     )
-
-
-def _roberta_sizes(options: Namespace) -> list[str]:
-    values = {name: getattr(options, name, None) for name in ROBERTA_SIZES}
-    # older checkpoints tell the positions by the length of the pretraining's blocks
-    values["max_positions"] = values["max_positions"] or getattr(options, "tokens_per_sample", 512)
-    flags = [part for name, value in values.items() if value for part in (_flag(name), str(value))]
-    return flags + [_flag(name) for name in ROBERTA_SWITCHES if getattr(options, name, False)]
-
-
-def _flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
 
 
 @dataclass(frozen=True)

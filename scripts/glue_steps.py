@@ -5,6 +5,7 @@ In which order, and what becomes of the results, is decided there.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,8 +33,6 @@ def prepare(task: str, raw: Path, folder: Path, model: Pretrained, max_length: i
     Raises:
         CollabError: see ``data_prep glue``.
     """
-    import argparse
-
     parser = argparse.ArgumentParser()
     preparation.add_arguments(parser)
     option, place = model.vocabulary
@@ -84,7 +83,7 @@ def finetune(
     command += [*(["--cpu"] if device == "cpu" else []), *extra]
     what = f"{prepared['task']} {folder.name}, seed {seed}"
     _train(command, what, recipe.updates(examples), folder / "train.log", lock)
-    _strip(folder)
+    strip(folder)
     return folder / MODEL
 
 
@@ -108,8 +107,8 @@ def _train(command: list[object], what: str, updates: int, log: Path, lock: int)
         bar.update(max(0, updates - bar.n))
 
 
-def _strip(folder: Path) -> None:
-    """Keeps the best epoch without what only resuming needs."""
+def strip(folder: Path) -> None:
+    """Keep the best epoch of a finished training as `MODEL`, without what only resuming needs."""
     from fairseq_collab.checkpoint import drop_training_state, load_checkpoint, save_checkpoint
 
     # no epoch is the best where the score was never defined

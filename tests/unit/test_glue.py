@@ -16,7 +16,7 @@ from data_prep.glue_text import RobertaTextEncoder, rebuild
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from glue_files import CORPUS, write_roberta, write_task, write_tokenizer  # noqa: E402
+from _glue import CORPUS, write_roberta, write_task, write_tokenizer  # noqa: E402
 
 
 @pytest.fixture

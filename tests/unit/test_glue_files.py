@@ -12,7 +12,7 @@ from fairseq_collab.errors import CollabError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from glue_files import write_task  # noqa: E402
+from _glue import write_task  # noqa: E402
 
 ALL_LABELS = {name: set(range(len(task.labels))) for name, task in TASKS.items()}
 

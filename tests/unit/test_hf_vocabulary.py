@@ -17,7 +17,7 @@ from fairseq_collab.errors import CollabError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from glue_files import write_tokenizer  # noqa: E402
+from _glue import write_tokenizer  # noqa: E402
 
 KINDS = ("wordpiece", "unigram", "bytes")
 TEXTS = ["", "good ba be bi.", "  it's   \"x\tnot known", "zz \u4f60 [SEP] </s> <mask>", "ba " * 60, "bo bu " * 9]

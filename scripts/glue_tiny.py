@@ -1,14 +1,34 @@
-"""Small files in the official formats of GLUE, and small tokenizers, for the tests that prepare or fine-tune on them.
+"""A tiny GLUE and a tiny RoBERTa, to see that `glue.py` runs: about a minute, and no figure of it means anything.
 
-Written here with the quirks of the real files: headers that differ by split, quotation marks, broken lines of QQP.
+The files have the official formats with their quirks: headers that differ by split, quotation marks, broken lines of
+QQP. The tests read them, too.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
+import sys
 from pathlib import Path
+from typing import Any
 
+from glue_models import ROOT
+from glue_steps import MODEL, PLUGIN, strip
+from quickstart_steps import run
+
+sys.path.insert(0, str(ROOT))
+
+from data_prep.glue import write_inputs  # noqa: E402
+from data_prep.glue_files import Example  # noqa: E402
+from data_prep.glue_text import RobertaTextEncoder  # noqa: E402
+from fairseq_collab.errors import CollabError  # noqa: E402
+
+TASKS, KEY_DIMS, EPOCHS, EXAMPLES, LR = "SST-2,STS-B", "32,8", 2, 96, 1e-3
+SIZES = [
+    *("--encoder-layers", 2, "--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 64, "--encoder-attention-heads", 4),
+    *("--max-positions", 128),
+]
 WORDS = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
 MNLI_PARSES = "sentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
 MNLI_HEADER = f"index\tpromptID\tpairID\tgenre\t{MNLI_PARSES}\tsentence1\tsentence2"
@@ -99,78 +119,50 @@ def _files(task: str, count: int, g: random.Random) -> dict[str, list[str]]:
     return numbered(columns, ["entailment", "not_entailment"], **labelled_and_not)
 
 
-CORPUS = [" ".join(WORDS[i : i + 5]) + ". good bad it's \"x" for i in range(0, 60, 5)] * 3
+def fill(args: argparse.Namespace, lock_fd: int) -> None:
+    """Put the tiny files and model into the arguments of the command ``table``, made under ``args.out`` if missing.
 
-
-def write_tokenizer(folder: Path, kind: str, extra_tokens: tuple[str, ...] = (), **config: object) -> Path:
-    """A tokenizer of transformers with a ``config.json``.
-
-    Args:
-        kind: ``wordpiece`` ([CLS] a [SEP] b [SEP]), ``unigram`` (the same, pieces with an underscore) or ``bytes``
-            (byte-level BPE, <s> a </s></s> b </s>).
-        extra_tokens: further ordinary tokens, with the ids after all others.
-        config: what to change in ``config.json``.
+    Raises:
+        CollabError: the arguments name a model or files of their own, or the training failed.
     """
-    import tokenizers as tk
-    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    if kind == "bytes":
-        names = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
-        tokenizer = tk.Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=300, special_tokens=list(names.values()), initial_alphabet=alphabet, show_progress=False
-        )
-        single, pair = "<s> $A </s>", "<s> $A </s> </s> $B </s>"
-        start, end = "<s>", "</s>"
-    else:
-        pad, unk = ("[PAD]", "[UNK]") if kind == "wordpiece" else ("<pad>", "<unk>")
-        names = {"pad": pad, "unk": unk, "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-        special = list(names.values())
-        if kind == "wordpiece":
-            tokenizer = tk.Tokenizer(models.WordPiece(unk_token=unk))
-            tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-            tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-            trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=special, show_progress=False)
-        else:
-            tokenizer = tk.Tokenizer(models.Unigram())
-            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-            trainer = trainers.UnigramTrainer(
-                vocab_size=100, special_tokens=special, unk_token=unk, show_progress=False
-            )
-        single, pair = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
-        start, end = "[CLS]", "[SEP]"
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens([tk.AddedToken(token, normalized=False) for token in extra_tokens])
-    ids = [(token, tokenizer.token_to_id(token)) for token in (start, end)]
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
-    special_tokens = {f"{role}_token": token for role, token in names.items()}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens).save_pretrained(folder)
-    settings = {"model_type": "bert", "vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 128}
-    (folder / "config.json").write_text(json.dumps({**settings, **config}), encoding="utf-8")
-    return folder
+    if args.model is not None or args.raw is not None:
+        raise CollabError("--tiny brings its own model and files; leave --model and --raw out")
+    folder = args.out / "tiny"
+    args.raw, args.model = folder / "raw", folder / "roberta"
+    args.tasks = TASKS if args.tasks == "all" else args.tasks
+    if args.key_dims is None and not args.mix_heads:
+        args.key_dims = KEY_DIMS
+    args.epochs, args.lr = args.epochs or EPOCHS, args.lr or LR
+    for number, task in enumerate(args.tasks.split(",")):
+        if not (args.raw / task).is_dir():
+            write_task(args.raw, task, EXAMPLES, seed=number)
+    if not (args.model / MODEL).exists():
+        write_bpe(args.model)
+        pretrain(args.model, folder / "text", lock_fd)
 
 
-def write_roberta(folder: Path) -> Path:
-    """The files of fairseq's RoBERTa for the vocabulary of ``write_tokenizer(..., "bytes")``, without specials."""
-    import tokenizers as tk
-    from tokenizers import models, pre_tokenizers, trainers
+def write_bpe(folder: Path) -> None:
+    """GPT-2's BPE of single bytes, and a dictionary of them."""
+    from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tk.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.model.save(str(folder))
-    (folder / "vocab.json").rename(folder / "encoder.json")
-    merges = (folder / "merges.txt").read_text(encoding="utf-8")
-    (folder / "merges.txt").unlink()
-    (folder / "vocab.bpe").write_text(merges, encoding="utf-8")
-    # by frequency in the corpus, not by id, as in the dictionary of the published models
-    order = random.Random(5).sample(range(tokenizer.get_vocab_size()), tokenizer.get_vocab_size())
-    (folder / "dict.txt").write_text("".join(f"{id} {1000 - n}\n" for n, id in enumerate(order)), encoding="utf-8")
-    return folder
+    symbols = list(bytes_to_unicode().values())
+    encoder = json.dumps({symbol: number for number, symbol in enumerate(symbols)})
+    (folder / "encoder.json").write_text(encoder, encoding="utf-8")
+    (folder / "vocab.bpe").write_text("#version: 0.2\n", encoding="utf-8")
+    (folder / "dict.txt").write_text("".join(f"{number} 1\n" for number in range(len(symbols))), encoding="utf-8")
+
+
+def pretrain(folder: Path, text: Path, lock_fd: int, updates: int = 20) -> None:
+    """Train a RoBERTa of `SIZES` with the vocabulary in `folder` for a moment, into ``model.pt`` there."""
+    encoder, generator = RobertaTextEncoder(folder, 128), random.Random(3)
+    (text / "input0").mkdir(parents=True, exist_ok=True)
+    (text / "input0/dict.txt").write_text(encoder.dictionary_text, encoding="utf-8")
+    for split in ("train", "valid"):
+        write_inputs(text, split, [Example((sentence(generator),), None) for _ in range(64)], encoder)
+    command: list[Any] = [sys.executable, "-m", "fairseq_cli.train", text / "input0", "--user-dir", PLUGIN]
+    command += ["--task", "masked_lm", "--criterion", "masked_lm", "--arch", "roberta", *SIZES]
+    command += ["--sample-break-mode", "eos", "--tokens-per-sample", 128, "--optimizer", "adam", "--lr", 1e-3]
+    command += ["--batch-size", 16, "--max-update", updates, "--cpu", "--num-workers", 0, "--save-dir", folder]
+    run([*command, "--no-epoch-checkpoints", "--log-format", "none"], "pretraining a tiny RoBERTa", lock_fd)
+    strip(folder)
