@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     table = commands.add_parser("table", help="everything, from GLUE's files to the table")
     table.add_argument("--model", type=Path, metavar="DIR", help="folder of the pretrained model")
     table.add_argument("--raw", type=Path, metavar="DIR", help="folder that GLUE's archives were unzipped into")
-    table.add_argument("--tasks", default="all", help="names joined by commas, or all (default)")
+    table.add_argument("--tasks", help="names joined by commas, or all (default)")
     table.add_argument("--key-dims", metavar="R,...", help=f"shared dims of each row (default: {DEFAULT_DIMS})")
     table.add_argument("--seeds", default="1", metavar="N,...", help="default: %(default)s")
     table.add_argument("--max-length", type=int, default=128, help="longest sequence (default: %(default)s)")
@@ -187,7 +187,7 @@ def run_table(args: argparse.Namespace) -> None:
             glue_tiny.fill(args, lock_fd)
         if args.model is None or args.raw is None:
             raise CollabError("--model DIR and --raw DIR are missing; or give --tiny to see a table of tiny files")
-        tasks, dims, seeds = tasks_of(args.tasks), key_dims_of(args), _numbers(args.seeds, "the seeds")
+        tasks, dims, seeds = tasks_of(args.tasks or "all"), key_dims_of(args), _numbers(args.seeds, "the seeds")
         recipes = {task: recipe_of(task, args) for task in tasks}
         model = find_model(args.model)
         data = {task: steps.prepare(task, args.raw, args.out / "data" / task, model, args.max_length) for task in tasks}
@@ -258,7 +258,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
-    logging.getLogger("fairseq").setLevel(os.environ.get("LOGLEVEL", "WARNING").upper())
+    for name in ("fairseq", "matplotlib"):
+        logging.getLogger(name).setLevel(os.environ.get("LOGLEVEL", "WARNING").upper())
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     try:
         args.device = args.device or _default_device()

@@ -129,7 +129,7 @@ class Classifier:
         if heads[HEAD].out_proj.out_features != classes:
             found = heads[HEAD].out_proj.out_features
             raise CollabError(
-                f"{checkpoint} tells {found} classes apart, and {self.preparation['task']} in {data} has {classes}"
+                f"{checkpoint} has a head of {found} outputs, and {self.preparation['task']} in {data} needs {classes}"
             )
 
     @staticmethod
@@ -180,7 +180,7 @@ def prediction_text(predicted: Values, labels: Sequence[str]) -> str:
     if labels:
         shown = [labels[int(value)] for value in predicted]
     else:
-        shown = [f"{min(MAX_SCORE, max(0.0, value)):.3f}" for value in predicted]
+        shown = [f"{min(MAX_SCORE, max(0.0, value)):.5f}" for value in predicted]
     return "index\tprediction\n" + "".join(f"{index}\t{value}\n" for index, value in enumerate(shown))
 
 

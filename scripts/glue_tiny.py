@@ -20,6 +20,7 @@ from quickstart_steps import run
 sys.path.insert(0, str(ROOT))
 
 from data_prep.glue import write_inputs  # noqa: E402
+from data_prep.glue_files import TASKS as ALL_TASKS  # noqa: E402
 from data_prep.glue_files import Example  # noqa: E402
 from data_prep.glue_text import RobertaTextEncoder  # noqa: E402
 from fairseq_collab.errors import CollabError  # noqa: E402
@@ -129,11 +130,11 @@ def fill(args: argparse.Namespace, lock_fd: int) -> None:
         raise CollabError("--tiny brings its own model and files; leave --model and --raw out")
     folder = args.out / "tiny"
     args.raw, args.model = folder / "raw", folder / "roberta"
-    args.tasks = TASKS if args.tasks == "all" else args.tasks
+    args.tasks = args.tasks or TASKS
     if args.key_dims is None and not args.mix_heads:
         args.key_dims = KEY_DIMS
     args.epochs, args.lr = args.epochs or EPOCHS, args.lr or LR
-    for number, task in enumerate(args.tasks.split(",")):
+    for number, task in enumerate(ALL_TASKS):
         if not (args.raw / task).is_dir():
             write_task(args.raw, task, EXAMPLES, seed=number)
     if not (args.model / MODEL).exists():
