@@ -1,7 +1,7 @@
 """The command line ``python -m data_prep CORPUS ...``: subcommands, error sentences and exit codes.
 
-A corpus is a module of this package with ``HELP`` (one line), ``add_arguments(parser)`` and ``prepare(args)``; to
-add one, name it in `CORPORA`.
+A corpus is a module of this package, of that name with "_" for "-", with ``HELP`` (one line), ``add_arguments(parser)``
+and ``prepare(args)``; to add one, name it in `CORPORA`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from fairseq_collab.cli.ending import run_command
 
-CORPORA = ("homeassistant", "minilm", "snippets")
+CORPORA = ("homeassistant", "minilm", "snippets", "snippets-glue", "glue")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     for name in CORPORA:
-        module = importlib.import_module(f"data_prep.{name}")
+        module = importlib.import_module(f"data_prep.{name.replace('-', '_')}")
         subparser = subparsers.add_parser(
             name,
             help=module.HELP,

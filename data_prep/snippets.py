@@ -96,22 +96,37 @@ def parse(content: bytes, name: str) -> list[Snippet]:
     return found
 
 
-def _build(archive: Path, folder: Path) -> None:
+def read_archive(archive: Path) -> tuple[dict[str, list[Snippet]], bytes, bytes]:
+    """The sentences of each of `SOURCES`, the authors' description, and the licence, out of the downloaded archive.
+
+    Raises:
+        CollabError: it is not readable, another package, or has a line that `parse` refuses.
+    """
     try:
         with tarfile.open(archive) as outer:
-            (folder / "LICENSE.txt").write_bytes(_read(outer, ROOT + "LICENSE.txt", archive))
+            licence = _read(outer, ROOT + "LICENSE.txt", archive)
             with (
                 outer.extractfile(_member(outer, ROOT + INNER, archive)) as stream,
                 tarfile.open(fileobj=stream, mode="r:gz") as inner,
             ):
-                (folder / "README.txt").write_bytes(_read(inner, "hutto_ICWSM_2014/_README_.txt", archive))
-                for name, source in SOURCES.items():
-                    content = _read(inner, f"hutto_ICWSM_2014/{source}", archive)
-                    rows = "".join(f"{s.id}\t{s.score!r}\t{s.text}\n" for s in parse(content, source))
-                    (folder / f"{name}.tsv").write_text(rows, encoding="utf-8", newline="\n")
+                readme = _read(inner, "hutto_ICWSM_2014/_README_.txt", archive)
+                found = {
+                    name: parse(_read(inner, f"hutto_ICWSM_2014/{source}", archive), source)
+                    for name, source in SOURCES.items()
+                }
     except (tarfile.TarError, EOFError, OSError) as error:
         reason = " ".join(str(error).split())
         raise CollabError(f"{archive} is not a readable source distribution ({reason})") from error
+    return found, readme, licence
+
+
+def _build(archive: Path, folder: Path) -> None:
+    found, readme, licence = read_archive(archive)
+    (folder / "README.txt").write_bytes(readme)
+    (folder / "LICENSE.txt").write_bytes(licence)
+    for name, sentences in found.items():
+        rows = "".join(f"{s.id}\t{s.score!r}\t{s.text}\n" for s in sentences)
+        (folder / f"{name}.tsv").write_text(rows, encoding="utf-8", newline="\n")
 
 
 def _member(archive: tarfile.TarFile, name: str, path: Path) -> tarfile.TarInfo:

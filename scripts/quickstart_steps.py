@@ -79,14 +79,14 @@ def say(text: str, clock: Clock | None = None) -> None:
 
 
 @contextlib.contextmanager
-def lock(folder: Path) -> Any:
-    """Keep a second quickstart, or a training that outlived its parent, from working in the same folder."""
+def lock(folder: Path, program: str = "quickstart") -> Any:
+    """Keep a second run of a program, or a training that outlived its parent, from working in the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise CollabError(f"another quickstart, or a training it started, is still working in {folder}") from error
+            raise CollabError(f"another {program}, or a training it started, is still working in {folder}") from error
         yield stream.fileno()
 
 

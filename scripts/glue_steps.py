@@ -1,0 +1,152 @@
+"""The steps of `glue.py`, each finished once and then reused: prepare, fine-tune, convert, evaluate.
+
+In which order, and what becomes of the results, is decided there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from glue_models import OPTIMIZER, ROOT, Pretrained, Recipe
+from glue_scores import evaluate, read_preparation
+from quickstart_report import figures_of
+from quickstart_steps import run
+from tqdm import tqdm
+
+sys.path.insert(0, str(ROOT))
+
+from data_prep import glue as preparation  # noqa: E402
+from fairseq_collab.errors import CollabError  # noqa: E402
+from fairseq_collab.files import read_json, write_json, write_text  # noqa: E402
+
+PLUGIN = ROOT / "fairseq_collab"
+MODEL, RESULT, SETTINGS = "model.pt", "result.json", "settings.json"
+LOG_INTERVAL = 10
+
+
+def prepare(task: str, raw: Path, folder: Path, model: Pretrained, max_length: int) -> Path:
+    """The binarised data of a task.
+
+    Raises:
+        CollabError: see ``data_prep glue``.
+    """
+    parser = argparse.ArgumentParser()
+    preparation.add_arguments(parser)
+    option, place = model.vocabulary
+    arguments = ["--task", task, "--raw", raw, "--destdir", folder, option, place, "--max-length", max_length]
+    preparation.prepare(parser.parse_args([str(argument) for argument in arguments]))
+    return folder
+
+
+def begin(folder: Path, settings: dict[str, Any]) -> None:
+    """Make a folder of one step, or go on with it.
+
+    Raises:
+        CollabError: it was begun with other settings, or is a folder of something else.
+    """
+    found = read_json(folder / SETTINGS)
+    if found is None:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise CollabError(f"{folder} is not empty and was not begun by glue.py; choose another --out")
+        write_json(folder / SETTINGS, settings)
+    elif found != settings:
+        keys = [key for key in {**found, **settings} if found.get(key) != settings.get(key)]
+        differences = ", ".join(f"{key} {found.get(key)!r} and now {settings.get(key)!r}" for key in keys)
+        raise CollabError(f"{folder} was begun with other settings ({differences}); remove it, or choose another --out")
+
+
+def finetune(
+    folder: Path, data: Path, start: list[str], recipe: Recipe, seed: int, device: str, extra: Sequence[str], lock: int
+) -> Path:
+    """Fine-tune one model, or go on with it; the checkpoint of the best epoch, without the optimizer's state.
+
+    Args:
+        folder: of this training. data: see `prepare`. start: flags of the model and where its weights come from.
+        extra: further flags of ``fairseq-train``; they win.
+        lock: file descriptor that the training keeps open.
+
+    Raises:
+        CollabError: the folder was begun with other settings, or ``fairseq-train`` failed; its last lines are quoted.
+    """
+    prepared = read_preparation(data)
+    settings = {"start": start, "data": str(data.resolve()), **recipe.settings(), "seed": seed, "extra": list(extra)}
+    begin(folder, settings)
+    if (folder / MODEL).exists() or (folder / RESULT).exists():
+        return folder / MODEL
+    examples = prepared["splits"]["train"]["examples"]
+    command = [sys.executable, "-m", "fairseq_cli.train", data, "--user-dir", PLUGIN, *prepared["flags"], *start]
+    command += [*OPTIMIZER, *recipe.flags(examples), "--seed", seed, "--save-dir", folder, "--no-epoch-checkpoints"]
+    command += ["--valid-subset", "valid", "--num-workers", 0, "--log-format", "json", "--log-interval", LOG_INTERVAL]
+    command += [*(["--cpu"] if device == "cpu" else []), *extra]
+    what = f"{prepared['task']} {folder.name}, seed {seed}"
+    _train(command, what, recipe.updates(examples), folder / "train.log", lock)
+    strip(folder)
+    return folder / MODEL
+
+
+def _train(command: list[object], what: str, updates: int, log: Path, lock: int) -> None:
+    tail: list[str] = []
+    with log.open("a", encoding="utf-8") as stream, tqdm(total=updates, desc=what, unit="update", smoothing=0.1) as bar:
+
+        def on_line(line: str) -> None:
+            stream.write(line)
+            stream.flush()
+            tail.append(line.strip())
+            del tail[:-3]
+            if figures := figures_of(line):
+                bar.set_postfix_str(f"loss {figures['loss']:.2f}", refresh=False)
+                bar.update(max(0, int(figures["num_updates"]) - bar.n))
+
+        try:
+            run(command, f"fine-tuning {what}", lock, on_line)
+        except CollabError as error:
+            raise CollabError(f"{error} (log: {log}; it ends: {' / '.join(tail)[-400:]})") from error
+        bar.update(max(0, updates - bar.n))
+
+
+def strip(folder: Path) -> None:
+    """Keep the best epoch of a finished training as `MODEL`, without what only resuming needs."""
+    from fairseq_collab.checkpoint import drop_training_state, load_checkpoint, save_checkpoint
+
+    # no epoch is the best where the score was never defined
+    best, last = folder / "checkpoint_best.pt", folder / "checkpoint_last.pt"
+    state = load_checkpoint(best if best.exists() else last)
+    drop_training_state(state)
+    save_checkpoint(state, folder / MODEL)
+    for path in (best, last):
+        path.unlink(missing_ok=True)
+
+
+def convert(folder: Path, original: Path, data: Path, key_dim: int, extra: Sequence[str], lock: int) -> Path:
+    """A fine-tuned checkpoint with `key_dim` shared dims, fitted to the inputs that the training text shows.
+
+    Raises:
+        CollabError: the folder was begun with other settings, or the conversion failed; its message was printed.
+    """
+    begin(folder, {"original": str(original.resolve()), "key_dim": key_dim, "extra": list(extra)})
+    output = folder / MODEL
+    if not output.exists() and not (folder / RESULT).exists():
+        command = [sys.executable, "-m", "fairseq_collab.cli.convert", "--path", original, "--output", output]
+        run([*command, "--key-dim", key_dim, "--calibrate", data, *extra], f"converting {original}", lock)
+    return output
+
+
+def evaluate_once(checkpoint: Path, data: Path, device: str, about: dict[str, Any]) -> dict[str, Any]:
+    """Scores and prediction files of a checkpoint, beside it; what an earlier call found is reused.
+
+    Args:
+        about: further entries of the result.
+    """
+    folder = checkpoint.parent
+    result = read_json(folder / RESULT)
+    if result is None:
+        scores, files = evaluate(checkpoint, data, device)
+        for name, text in files.items():
+            write_text(folder / "predictions" / name, text)
+        result = {**about, "scores": scores}
+        write_json(folder / RESULT, result)
+    return result
