@@ -33,6 +33,8 @@ MANIFEST = "prepared.json"
 PREPARATION = "preparation.json"
 FEWEST_TOKENS = 8
 _CHUNK = 1000
+_UNKNOWN = 3  # fairseq's id of <unk>
+_FIRST_LABEL, _END_OF_LABEL = 4, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,10 +147,6 @@ def write_inputs(folder: Path, split: str, examples: list[Example], encoder: Tex
     for builder, name in zip(builders, names, strict=True):
         builder.finalize(str(folder / name / f"{split}.idx"))
     return dict(counts)
-
-
-_UNKNOWN = 3  # fairseq's id of <unk>
-_FIRST_LABEL, _END_OF_LABEL = 4, 2
 
 
 def write_labels(folder: Path, split: str, task: GlueTask, examples: list[Example]) -> None:

@@ -165,7 +165,7 @@ class Classifier:
         return [predicted[n] for n in numbers], [true[n] for n in numbers] if true else None
 
 
-def file_names(task: str, split: str) -> str:
+def file_name(task: str, split: str) -> str:
     """What GLUE's server wants the predictions of a test split to be called."""
     suffix = {"test": "-m", "test1": "-mm"}[split] if task == "MNLI" else ""
     return f"{task}{suffix}.tsv"
@@ -226,7 +226,7 @@ def evaluate(
             continue
         predicted, true = classifier.predict(split)
         if split.startswith("test"):
-            files[file_names(task, split)] = prediction_text(predicted, labels)
+            files[file_name(task, split)] = prediction_text(predicted, labels)
             if split == "test" and gold is not None:
                 true = read_gold(gold, labels)
                 if len(true) != len(predicted):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glue_scores import METRICS, ROOT
-
-sys.path.insert(0, str(ROOT))
+from glue_scores import METRICS
 
 STAGES = {"original": "original", "converted": "converted", "finetuned": "fine-tuned again"}
 SHORT = {"matthews": "Matthews", "accuracy": "accuracy", "f1": "F1", "pearson": "Pearson", "spearman": "Spearman"}

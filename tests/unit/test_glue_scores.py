@@ -58,7 +58,7 @@ def test_predictions_that_are_all_the_same_score_zero_and_are_valid_json():
     [("CoLA", "test", "CoLA.tsv"), ("MNLI", "test", "MNLI-m.tsv"), ("MNLI", "test1", "MNLI-mm.tsv")],
 )
 def test_prediction_files_are_named_as_the_server_wants(task, split, name):
-    assert glue_scores.file_names(task, split) == name
+    assert glue_scores.file_name(task, split) == name
 
 
 def test_prediction_files_hold_label_names_or_clipped_scores():
