@@ -65,6 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
     table.add_argument("--raw", type=Path, metavar="DIR", help="folder that GLUE's archives were unzipped into")
     table.add_argument("--tasks", help="names joined by commas, or all (default)")
     table.add_argument("--key-dims", metavar="R,...", help=f"shared dims of each row (default: {DEFAULT_DIMS})")
+    table.add_argument("--plain-key-dims", metavar="R,...", help="shared dims of rows from the weights alone, too")
+    table.add_argument("--epochs-again", type=int, metavar="N", help="of the second fine-tuning (default: --epochs)")
     table.add_argument("--seeds", default="1", metavar="N,...", help="default: %(default)s")
     table.add_argument("--max-length", type=int, default=128, help="longest sequence (default: %(default)s)")
     table.add_argument("--keep-models", action="store_true", help="keep the checkpoints of the rows, too")
@@ -189,14 +191,18 @@ def run_table(args: argparse.Namespace) -> None:
         if args.model is None or args.raw is None:
             raise CollabError("--model DIR and --raw DIR are missing; or give --tiny to see a table of tiny files")
         tasks, dims, seeds = tasks_of(args.tasks or "all"), key_dims_of(args), _numbers(args.seeds, "the seeds")
+        plain = _numbers(args.plain_key_dims, "the plain key dims") if args.plain_key_dims else []
+        ways = [(dim, "") for dim in dims] + [(dim, "plain-") for dim in sorted(plain, reverse=True)]
         recipes = {task: recipe_of(task, args) for task in tasks}
+        again = {task: recipe.overridden(epochs=args.epochs_again) for task, recipe in recipes.items()}
         model = find_model(args.model)
         data = {task: steps.prepare(task, args.raw, args.out / "data" / task, model, args.max_length) for task in tasks}
         results: list[dict[str, Any]] = []
         for seed in seeds:
             for task in tasks:
                 folder = args.out / "runs" / task / f"seed-{seed}"
-                for result in task_results(folder, data[task], model, recipes[task], seed, dims, args, lock_fd):
+                both = recipes[task], again[task]
+                for result in task_results(folder, data[task], model, both, seed, ways, args, lock_fd):
                     results.append(result)
                     write_table(args.out, results, tasks)
     print(f"\n{(args.out / 'table.md').read_text(encoding='utf-8')}")
@@ -207,13 +213,17 @@ def task_results(
     folder: Path,
     data: Path,
     model: Pretrained,
-    recipe: Recipe,
+    recipes: tuple[Recipe, Recipe],
     seed: int,
-    dims: Sequence[int],
+    ways: Sequence[tuple[int, str]],
     args: argparse.Namespace,
     lock_fd: int,
 ) -> Any:
-    """The results of one task and seed, one after the other: of the original, and two for each key dim."""
+    """The results of one task and seed, one after the other: of the original, and two for each way to convert it.
+
+    Args:
+        recipes: of the first and of the second fine-tuning. ways: key dim, and "plain-" to leave the text out.
+    """
     about = {"task": read_preparation(data)["task"], "seed": seed}
 
     def evaluated(checkpoint: Path, key_dim: int | None, stage: str) -> dict[str, Any]:
@@ -221,18 +231,18 @@ def task_results(
         show(result)
         return result
 
-    def finetuned(place: Path, start: list[str]) -> Path:
+    def finetuned(place: Path, start: list[str], recipe: Recipe) -> Path:
         return steps.finetune(place, data, start, recipe, seed, args.device, args.train_flags, lock_fd)
 
-    original = finetuned(folder / "original", model.first)
+    original = finetuned(folder / "original", model.first, recipes[0])
     yield evaluated(original, None, "original")
-    for dim in dims:
-        place = folder / f"key-dim-{dim}"
+    for dim, way in ways:
+        place = folder / f"{way}key-dim-{dim}"
         extra = shlex.split(args.convert_flags)
-        converted = steps.convert(place / "converted", original, data, dim, extra, lock_fd)
-        yield evaluated(converted, dim, "converted")
-        again = finetuned(place / "finetuned", model.again(converted))
-        yield evaluated(again, dim, "finetuned")
+        converted = steps.convert(place / "converted", original, None if way else data, dim, extra, lock_fd)
+        yield evaluated(converted, dim, f"{way}converted")
+        again = finetuned(place / "finetuned", model.again(converted), recipes[1])
+        yield evaluated(again, dim, f"{way}finetuned")
         if not args.keep_models:
             for path in (converted, again):
                 path.unlink(missing_ok=True)

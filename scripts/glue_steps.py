@@ -121,17 +121,21 @@ def strip(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def convert(folder: Path, original: Path, data: Path, key_dim: int, extra: Sequence[str], lock: int) -> Path:
-    """A fine-tuned checkpoint with `key_dim` shared dims, fitted to the inputs that the training text shows.
+def convert(folder: Path, original: Path, data: Path | None, key_dim: int, extra: Sequence[str], lock: int) -> Path:
+    """A fine-tuned checkpoint with `key_dim` shared dims.
+
+    Args:
+        data: its training text shows the inputs to fit to; the weights alone decide when None.
 
     Raises:
         CollabError: the folder was begun with other settings, or the conversion failed; its message was printed.
     """
-    begin(folder, {"original": str(original.resolve()), "key_dim": key_dim, "extra": list(extra)})
+    calibrate = [] if data is None else ["--calibrate", str(data)]
+    begin(folder, {"original": str(original.resolve()), "key_dim": key_dim, "extra": [*calibrate, *extra]})
     output = folder / MODEL
     if not output.exists() and not (folder / RESULT).exists():
         command = [sys.executable, "-m", "fairseq_collab.cli.convert", "--path", original, "--output", output]
-        run([*command, "--key-dim", key_dim, "--calibrate", data, *extra], f"converting {original}", lock)
+        run([*command, "--key-dim", key_dim, *calibrate, *extra], f"converting {original}", lock)
     return output
 
 

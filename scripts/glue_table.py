@@ -9,7 +9,13 @@ from typing import Any
 
 from glue_scores import METRICS
 
-STAGES = {"original": "original", "converted": "converted", "finetuned": "fine-tuned again"}
+STAGES = {
+    "original": "original",
+    "converted": "converted",
+    "finetuned": "fine-tuned again",
+    "plain-converted": "converted from the weights alone",
+    "plain-finetuned": "that, fine-tuned again",
+}
 SHORT = {"matthews": "Matthews", "accuracy": "accuracy", "f1": "F1", "pearson": "Pearson", "spearman": "Spearman"}
 Row = dict[str, Any]
 
@@ -22,7 +28,7 @@ def figures_of(task: str, scores: dict[str, dict[str, float]]) -> list[float]:
 
 
 def make_rows(results: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[Row]:
-    """One row for the original and two for each key dim, before and after the second fine-tuning.
+    """One row for the original and two for each key dim and way, before and after the second fine-tuning.
 
     Args:
         results: of single runs: task, seed, key_dim (None: original), stage and scores.
@@ -86,7 +92,8 @@ def plot(rows: Sequence[Row], path: Path) -> bool:
     if not any(row["key_dim"] for row in complete):
         return False
     figure, axes = pyplot.subplots(figsize=(6, 4))
-    for stage, style in (("converted", "o--"), ("finetuned", "s-")):
+    styles = {"converted": "o--", "finetuned": "s-", "plain-converted": "x", "plain-finetuned": "+"}
+    for stage, style in styles.items():
         points = [(row["key_dim"], row["average"]) for row in complete if row["stage"] == stage]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=STAGES[stage])

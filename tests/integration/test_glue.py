@@ -123,14 +123,22 @@ def test_data_of_another_task_are_refused(original, tmp_path):
     assert "has a head of 1 outputs, and MNLI in" in done.stdout.splitlines()[-1]
 
 
+def settings_of_trainings(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("settings.json") if "epochs" in json.loads(path.read_text())]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["distilbert", "albert"])
 def test_the_other_encoders_of_transformers_make_a_table(tmp_path, kind):
     model, _ = prepared(tmp_path, kind, "RTE")
     command = ("table", "--model", model, "--raw", tmp_path / "raw", "--tasks", "RTE", "--key-dims", 8)
-    run_glue(*command, "--max-length", 40, "--epochs", 1, "--out", tmp_path / "out")
+    command += ("--plain-key-dims", 8, "--epochs", 2, "--epochs-again", 1)
+    run_glue(*command, "--max-length", 40, "--out", tmp_path / "out")
     rows = json.loads((tmp_path / "out/table.json").read_text())
-    assert [(row["key_dim"], row["stage"]) for row in rows] == [(None, "original"), (8, "converted"), (8, "finetuned")]
+    stages = [f"{way}{stage}" for way in ("", "plain-") for stage in ("converted", "finetuned")]
+    assert [(row["key_dim"], row["stage"]) for row in rows] == [(None, "original"), *((8, stage) for stage in stages)]
+    epochs = {path.parent.name: json.loads(path.read_text())["epochs"] for path in settings_of_trainings(tmp_path)}
+    assert epochs == {"original": 2, "finetuned": 1}
 
 
 @pytest.mark.slow

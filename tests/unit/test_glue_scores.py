@@ -82,6 +82,9 @@ def test_labels_of_test_are_read_and_a_wrong_line_is_named(tmp_path):
         glue_scores.read_gold(tmp_path / "nowhere", ())
 
 
+STAGES_AFTER = ("converted", "finetuned")
+
+
 def result(task: str, seed: int, key_dim: int | None, stage: str, **scores: dict) -> dict:
     return {"task": task, "seed": seed, "key_dim": key_dim, "stage": stage, "scores": scores}
 
@@ -114,6 +117,13 @@ def test_table_has_the_original_first_then_key_dims_before_and_after():
     assert lines[2] == "|  | original | 90.0/80.0 | 84.0/86.0 | 85.00 |"
     assert lines[5] == "| 8 | fine-tuned again | 71.0/62.0 |  |  |"
     assert lines[-1].endswith("MRPC F1/accuracy, MNLI matched/mismatched accuracy. Seeds: 1, 2 (means).")
+
+
+def test_rows_from_the_weights_alone_follow_those_of_their_key_dim():
+    plain = [result("MRPC", 1, 8, f"plain-{stage}", valid={"f1": 1.0, "accuracy": 2.0}) for stage in STAGES_AFTER]
+    rows = glue_table.make_rows([*plain, *RESULTS], ["MRPC"])
+    assert [row["stage"] for row in rows if row["key_dim"] == 8] == [*STAGES_AFTER, *(one["stage"] for one in plain)]
+    assert "| 8 | converted from the weights alone | 1.0/2.0 | 1.50 |" in glue_table.markdown(rows, ["MRPC"])
 
 
 def test_picture_is_drawn_where_there_are_averages(tmp_path):
