@@ -37,6 +37,9 @@ allow_fairseq_checkpoints()
 def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _HOME_OF[name] in ("swap", "pretrained"):
+        # models of transformers are usually loaded between this import and the call
+        importlib.import_module("._transformers", __name__).hide_unusable_torchaudio()
     value = getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
     globals()[name] = value
     return value

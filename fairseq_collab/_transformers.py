@@ -1,11 +1,13 @@
 """Importing transformers where it can be imported: what its absence, or a broken torchaudio, would make of it."""
 
 import importlib.util
+import logging
 import sys
-import warnings
 from types import ModuleType
 
 from fairseq_collab.errors import CollabError
+
+logger = logging.getLogger(__name__)
 
 
 def import_transformers() -> ModuleType:
@@ -37,10 +39,10 @@ def hide_unusable_torchaudio() -> None:
     try:
         importlib.import_module("torchaudio")
     except (ImportError, OSError) as error:
-        warnings.warn(
-            f"the installed torchaudio cannot be loaded ({str(error).splitlines()[0]}), so it is treated as if it were "
-            "not installed; models of text do not need it",
-            stacklevel=2,
+        logger.info(
+            "the installed torchaudio cannot be loaded (%s) and is treated as if it were not installed; models of text "
+            "do not need it",
+            str(error).splitlines()[0],
         )
         sys.modules["torchaudio"] = None  # what Python takes for a package that is not installed
         known = sys.modules.get("transformers.utils.import_utils")

@@ -13,7 +13,6 @@ from torch import nn
 from tqdm import tqdm
 
 from fairseq_collab import functional
-from fairseq_collab._transformers import hide_unusable_torchaudio
 from fairseq_collab.adapters.base import CollaborativeLayerAdapter, FoundAttention, as_adapter, fill
 from fairseq_collab.adapters.observed import ObservedLibraryModel, split
 from fairseq_collab.attention import CollaborativeAttention
@@ -25,8 +24,6 @@ from fairseq_collab.decomposition.observation import collect_moments
 from fairseq_collab.decomposition.refine import Student, refine_layers
 from fairseq_collab.errors import CollabError
 from fairseq_collab.report import ConversionReport
-
-hide_unusable_torchaudio()  # models are usually loaded between this import and the swap
 
 
 def swap_to_collaborative(

@@ -153,7 +153,8 @@ def distill(
         return torch.nn.functional.kl_div(student(batch), wanted, log_target=True, reduction="batchmean").unsqueeze(0)
 
     batches = teacher.batches(False), teacher.batches(True)
-    return _train([list(layers)], loss, *batches, steps, DISTILL_LEARNING_RATE, "distilling", progress)[0]
+    before, after = _train([list(layers)], loss, *batches, steps, DISTILL_LEARNING_RATE, "distilling", progress)[0]
+    return max(0.0, before), max(0.0, after)  # rounding can leave less than 0
 
 
 def _train(

@@ -83,7 +83,13 @@ def test_failing_training_is_said_with_the_end_of_its_log(quickstart, tmp_path):
 def start(archive: tuple[Path, str], out: Path, log: Path, *more: str) -> subprocess.Popen:
     command = [sys.executable, ROOT / "scripts/quickstart.py", "--out", out, "--archive", archive[0]]
     command += ["--sha256", archive[1], "--vocab-size", "120", "--updates", "40", *more]
-    return subprocess.Popen(list(map(str, command)), stdout=log.open("w"), stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        list(map(str, command)),
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        # a shell that runs the tests in the background ignores interrupts, and what it starts would, too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 @pytest.fixture
