@@ -13,9 +13,7 @@ from typing import Any
 
 from glue_models import OPTIMIZER, ROOT, Pretrained, Recipe
 from glue_scores import evaluate, read_preparation
-from quickstart_report import figures_of
-from quickstart_steps import run
-from tqdm import tqdm
+from quickstart_steps import run, run_training
 
 sys.path.insert(0, str(ROOT))
 
@@ -83,29 +81,9 @@ def finetune(
     command += ["--valid-subset", "valid", "--num-workers", 0, "--log-format", "json", "--log-interval", LOG_INTERVAL]
     command += [*(["--cpu"] if device == "cpu" else []), *extra]
     what = f"{prepared['task']} {folder.name}, seed {seed}"
-    _train(command, what, recipe.updates(examples), folder / "train.log", lock)
+    run_training(command, what, recipe.updates(examples), folder / "train.log", lock)
     strip(folder)
     return folder / MODEL
-
-
-def _train(command: list[object], what: str, updates: int, log: Path, lock: int) -> None:
-    tail: list[str] = []
-    with log.open("a", encoding="utf-8") as stream, tqdm(total=updates, desc=what, unit="update", smoothing=0.1) as bar:
-
-        def on_line(line: str) -> None:
-            stream.write(line)
-            stream.flush()
-            tail.append(line.strip())
-            del tail[:-3]
-            if figures := figures_of(line):
-                bar.set_postfix_str(f"loss {figures['loss']:.2f}", refresh=False)
-                bar.update(max(0, int(figures["num_updates"]) - bar.n))
-
-        try:
-            run(command, f"fine-tuning {what}", lock, on_line)
-        except CollabError as error:
-            raise CollabError(f"{error} (log: {log}; it ends: {' / '.join(tail)[-400:]})") from error
-        bar.update(max(0, updates - bar.n))
 
 
 def strip(folder: Path) -> None:

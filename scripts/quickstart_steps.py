@@ -147,10 +147,23 @@ def train(
     command = [sys.executable, "-m", "fairseq_cli.train", data, *TRAINING, *MODELS[name], "--save-dir", folder]
     command += ["--warmup-updates", max(1, updates // 10), "--total-num-update", updates, "--max-update", until]
     command += SAVING if saving else ["--no-save"]
-    tail: list[str] = []
-    folder.mkdir(parents=True, exist_ok=True)
     log = folder / "train.log"
-    with log.open("a", encoding="utf-8") as stream, tqdm(total=until, desc=name, unit="update", smoothing=0.1) as bar:
+    run_training(command, name, until, log, lock_fd)
+    try:
+        return read_log(log)
+    except ValueError as error:
+        raise CollabError(f"{error}; remove {folder} and start again") from error
+
+
+def run_training(command: list[object], what: str, updates: int, log: Path, lock_fd: int) -> None:
+    """Run `fairseq-train` with its JSON log, which goes to the end of `log`, behind a progress bar.
+
+    Raises:
+        CollabError: it failed; its last lines are quoted.
+    """
+    tail: list[str] = []
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as stream, tqdm(total=updates, desc=what, unit="update", smoothing=0.1) as bar:
 
         def on_line(line: str) -> None:
             stream.write(line)
@@ -162,13 +175,9 @@ def train(
                 bar.update(max(0, int(figures["num_updates"]) - bar.n))
 
         try:
-            run(command, f"training {name}", lock_fd, on_line)
+            run(command, f"training {what}", lock_fd, on_line)
         except CollabError as error:
-            raise CollabError(f"{error} (log: {log}; it ends: {' / '.join(tail)[-300:]})") from error
-    try:
-        return read_log(log)
-    except ValueError as error:
-        raise CollabError(f"{error}; remove {folder} and start again") from error
+            raise CollabError(f"{error} (log: {log}; it ends: {' / '.join(tail)[-400:]})") from error
 
 
 def convert(original: Path, data: Path, folder: Path, lock_fd: int) -> Path:
