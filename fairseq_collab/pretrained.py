@@ -54,6 +54,7 @@ def save_collaborative(model: nn.Module, folder: Union[str, os.PathLike], *, for
     from safetensors.torch import save
 
     folder = Path(folder)
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     attentions = {name: one for name, one in model.named_modules() if isinstance(one, LibraryAttention)}
     if not attentions:
         raise CollabError(f"This {type(model).__name__} has no shared keys to save; swap_to_collaborative comes first.")

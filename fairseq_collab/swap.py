@@ -4,8 +4,9 @@ Where the attentions are is ``adapters``, how they are computed ``decomposition`
 checkpoints of fairseq see ``convert``.
 """
 
+import operator
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Optional, Union
 
 import torch
@@ -26,10 +27,12 @@ from fairseq_collab.errors import CollabError
 from fairseq_collab.report import ConversionReport
 
 
+@torch.inference_mode(False)  # what is made in that mode can never be trained
+@torch.enable_grad()
 def swap_to_collaborative(
     model: nn.Module,
     adapter: Union[CollaborativeLayerAdapter, type[CollaborativeLayerAdapter]],
-    dim_shared_query_key: Union[int, Sequence[int]],
+    dim_shared_query_key: Union[int, Iterable[int]],
     tol: float = 1e-6,
     *,
     method: str = "cp",
@@ -67,11 +70,13 @@ def swap_to_collaborative(
     Raises:
         CollabError: every reason for which the swap is refused, a sentence each.
     """
-    adapter = as_adapter(adapter)
+    adapter, mix_dim, refine_steps = as_adapter(adapter), _plain(mix_dim), _plain(refine_steps)
     found = adapter.find(model)
     configs = _configs(adapter, model, found, dim_shared_query_key, mix_dim)
     if method not in METHODS:
         raise CollabError(f"There is no method {method!r}; known are {', '.join(METHODS)}.")
+    if not isinstance(refine_steps, int) or refine_steps < 0:
+        raise CollabError(f"refine_steps is {refine_steps!r}; give a whole number, at least 0.")
     if refine_steps and calibration is None:
         raise CollabError("refine_steps needs text to train on; give calibration batches.")
     if device is not None:
@@ -135,7 +140,7 @@ def _configs(
     adapter: CollaborativeLayerAdapter,
     model: nn.Module,
     found: dict[str, FoundAttention],
-    dims: Union[int, Sequence[int]],
+    dims: Union[int, Iterable[int]],
     mix_dim: Union[int, str, None],
 ) -> dict[str, AttentionConfig]:
     """What each attention becomes.
@@ -144,9 +149,12 @@ def _configs(
         CollabError: all reasons for which it cannot be done.
     """
     reasons = adapter.problems(model, found)
-    if isinstance(dims, int):
+    dims = _plain(dims)
+    if isinstance(dims, (int, str, Mapping)) or not isinstance(dims, Iterable):
         dims = [dims] * len(found)
-    elif len(dims) != len(found):
+    else:
+        dims = [_plain(dim) for dim in dims]
+    if len(dims) != len(found):
         reasons.append(
             f"dim_shared_query_key has {len(dims)} entries for {len(found)} attentions; give one number, or one for "
             f"each of {', '.join(found)}."
@@ -181,6 +189,14 @@ def _config(one: FoundAttention, key_dim: Any, mix_dim: Union[int, str, None]) -
         )
     scale = parts.scale if parts.scale is not None else functional.default_scale(width, heads)
     return AttentionConfig(True, key_dim, mix_dim, "dense" if mix_dim == key_dim else "picked", scale=scale)
+
+
+def _plain(value: Any) -> Any:
+    """A whole number of numpy or torch as an ``int``, anything else as it is."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
 
 
 def _layer(module: CollaborativeAttention) -> CollaborativeLayer:

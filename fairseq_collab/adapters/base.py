@@ -46,9 +46,9 @@ class AttentionParts:
 
     @property
     def layer(self) -> ConcatenatedLayer:
-        """What is decomposed, on the CPU."""
-        q, k = self.query.weight.detach().float().cpu(), self.key.weight.detach().float().cpu()
-        bias = None if self.query.bias is None else self.query.bias.detach().float().cpu()
+        """What is decomposed, in float64 on the CPU."""
+        q, k = self.query.weight.detach().double().cpu(), self.key.weight.detach().double().cpu()
+        bias = None if self.query.bias is None else self.query.bias.detach().double().cpu()
         return ConcatenatedLayer(q, bias, k, self.num_heads)
 
 
@@ -135,6 +135,9 @@ class FoundAttention:
     def problems(self) -> list[str]:
         """Why this attention cannot be replaced."""
         parts, reasons = self.parts, []
+        for role in ("query", "key", "value"):
+            if reason := _unusable(getattr(parts, role)):
+                return [f"The {role} projection of {self.name} {reason}."]
         width = parts.query.in_features
         embedding = getattr(self.module, "position_embedding_type", "absolute")
         if embedding not in ("absolute", None):
@@ -207,6 +210,18 @@ def fill(module: CollaborativeAttention, layer: CollaborativeLayer) -> None:
     module.mixing.copy_(layer.mixing)
     module.query_bias.copy_(layer.query_bias)
     module.pick.copy_(layer.pick)
+
+
+def _unusable(projection: nn.Module) -> Optional[str]:
+    """Why the weight of a projection cannot be read, or is not all that it does."""
+    if not isinstance(projection, nn.Linear) or not projection.weight.is_floating_point():
+        return (
+            f"is {type(projection).__name__} and no Linear with plain weights; merge adapters such as LoRA, and load "
+            "the model without quantisation"
+        )
+    if any(tensor.is_meta for tensor in projection.parameters()):
+        return "has no weights in memory; load the model without device_map and off the meta device"
+    return None
 
 
 def _copy(linear: nn.Linear) -> nn.Linear:

@@ -25,7 +25,7 @@ def split(calibration: Iterable[Any], device: torch.device, seed: int = 0) -> tu
     Raises:
         CollabError: there is no batch, or something that is none.
     """
-    if isinstance(calibration, (str, Mapping, Tensor)):
+    if isinstance(calibration, (str, Mapping, Tensor)) or not isinstance(calibration, Iterable):
         raise CollabError(
             f"calibration is one {type(calibration).__name__}; give a list of batches, each as the model takes it."
         )
@@ -110,6 +110,8 @@ def _observation(name: str, one: FoundAttention, call: Call, output: Any, valid:
 
 def _moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
+        if not any(isinstance(one, Tensor) for one in batch.values()):
+            raise CollabError('calibration has a batch without tensors; call the tokenizer with return_tensors="pt".')
         return {key: one.to(device) if isinstance(one, Tensor) else one for key, one in batch.items()}
     if isinstance(batch, Tensor):
         return batch.to(device)

@@ -110,6 +110,13 @@ def test_training_goes_on_after_loading(swapped, tmp_path):
     assert module.mixing.grad.abs().sum() > 0 and module.q_proj.weight.grad.abs().sum() > 0
 
 
+def test_a_compiled_model_is_saved_as_what_it_wraps(swapped, tmp_path):
+    model = swapped()
+    save_collaborative(torch.compile(model, backend="eager"), tmp_path / "model")
+    again = load_collaborative(tmp_path / "model")
+    assert type(again) is type(model) and torch.equal(outputs(again), outputs(model))
+
+
 def test_transformers_itself_refuses_the_folder(swapped, tmp_path):
     """It could only fill the attentions with random numbers."""
     from transformers import AutoConfig, AutoModel, BertModel

@@ -3,6 +3,7 @@
 import copy
 import io
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -243,6 +244,26 @@ def test_key_dims_out_of_range_are_refused(hf_model, key_dim):
     assert message == f"dim_shared_query_key is {key_dim!r} for {ATTENTION}; give a whole number from 1 to 48."
 
 
+@pytest.mark.parametrize("key_dim", [None, 24.0, "24", {"a": 24, "b": 24}])
+def test_what_is_neither_a_key_dim_nor_a_list_of_them_is_refused(hf_model, key_dim):
+    assert refusal(hf_model("Bert"), key_dim).startswith(f"dim_shared_query_key is {key_dim!r} for encoder.layer.0")
+
+
+@pytest.mark.parametrize(
+    "key_dim, mix_dim, found",
+    [
+        (np.int64(24), np.int64(8), [24, 24]),
+        (np.array([24, 16]), 8, [24, 16]),
+        (torch.tensor(24), None, [24, 24]),
+        ((dim for dim in (24, 16)), None, [24, 16]),
+    ],
+)
+def test_whole_numbers_may_be_those_of_numpy_and_torch(hf_model, tmp_path, key_dim, mix_dim, found):
+    report = swap(hf_model("Bert"), key_dim, mix_dim=mix_dim)
+    assert [row["key_dim"] for row in report.rows] == found
+    assert report.save(tmp_path)
+
+
 def test_a_wrong_number_of_key_dims_is_refused(hf_model):
     assert "dim_shared_query_key has 3 entries for 2 attentions" in refusal(hf_model("Bert"), [24, 24, 24])
 
@@ -259,6 +280,68 @@ def test_nan_weights_are_refused_by_name(hf_model, role):
     assert refusal(model) == (
         f"The weight of the {role} projection of {ATTENTION} holds NaN or infinite values; repair or retrain the model."
     )
+
+
+class Adapted(nn.Module):
+    """A projection with low-rank weights beside it, under the names that peft gives them."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.base_layer, self.extra = linear, nn.Linear(linear.in_features, linear.out_features)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    @property
+    def bias(self):
+        return self.base_layer.bias
+
+    def forward(self, x):
+        return self.base_layer(x) + self.extra(x)
+
+
+@pytest.mark.parametrize("role", ["query", "key", "value"])
+def test_projections_that_do_more_than_their_weight_are_refused(hf_model, role):
+    model = hf_model("Bert")
+    attention = model.get_submodule(ATTENTION)
+    setattr(attention, role, Adapted(getattr(attention, role)))
+    message = refusal(model)
+    assert message.startswith(f"The {role} projection of {ATTENTION} is Adapted and no Linear")
+    assert "merge adapters" in message
+
+
+def test_quantised_projections_are_refused(hf_model):
+    model = hf_model("Bert")
+    query = model.get_submodule(ATTENTION).query
+    query.weight = nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
+    assert "load the model without quantisation" in refusal(model)
+
+
+def test_weights_that_are_not_in_memory_are_refused(hf_model):
+    message = refusal(hf_model("Bert").to("meta"))
+    assert message.startswith("The query projection of encoder.layer.0.attention.self has no weights in memory")
+
+
+def test_float64_stays_float64(hf_model):
+    model = hf_model("Bert").double()
+    for parameter in model.parameters():
+        parameter.data += 1e-9 * torch.rand_like(parameter)  # what float32 cannot hold
+    original = copy.deepcopy(model)
+    swap(model, 48)
+    assert distance(model, original) ** 0.5 < 1e-13
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_swap_without_gradients_is_refined_and_can_be_trained(hf_model, mode):
+    model, usual = hf_model("Bert"), hf_model("Bert")
+    swap(usual, calibration=batches(2), refine_steps=5)
+    with mode():
+        swap(model, calibration=batches(2), refine_steps=5)
+    assert distance(model, usual) == 0
+    model(**batches(1)[0])[0].sum().backward()
+    assert model.get_submodule(ATTENTION).mixing.grad is not None
 
 
 def test_pruned_heads_are_refused(hf_model):
@@ -293,9 +376,12 @@ def test_all_reasons_come_at_once(hf_model):
     [
         ({"method": "magic"}, "There is no method 'magic'"),
         ({"refine_steps": 5}, "refine_steps needs text"),
+        ({"refine_steps": -5, "calibration": batches(2)}, "refine_steps is -5; give a whole number, at least 0"),
         ({"calibration": []}, "calibration has no batch"),
         ({"calibration": "some text"}, "calibration is one str"),
+        ({"calibration": 512}, "calibration is one int"),
         ({"calibration": [["some text"]]}, "calibration has a batch of type list"),
+        ({"calibration": [{"input_ids": [[5, 6], [7, 8]]}]}, 'call the tokenizer with return_tensors="pt"'),
         ({"calibration": batches(1), "refine_steps": 5}, "calibration has one batch"),
         ({"adapter": "BERT"}, "'BERT' is no adapter"),
     ],
