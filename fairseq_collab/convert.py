@@ -42,10 +42,11 @@ def check(state: dict[str, Any], path: str, request: Request) -> list[str]:
         options, name, shapes = describe(state, path)
     except CollabError as error:
         return [str(error)]
-    reasons = []
     kinds = [kind for kind in shapes if kind in request.kinds]
     if getattr(options, "collab_config", None):
-        reasons.append(f"{path} has collaborative heads already; start from the checkpoint that it was converted from")
+        # their projections are smaller, which must not be told as pruned heads
+        return [f"{path} has collaborative heads already; start from the checkpoint that it was converted from"]
+    reasons = []
     if not kinds:
         reasons.append(f"--attention names none of the attentions of this model, {', '.join(shapes)}")
     for kind in kinds if request.key_dim is not None else ():
