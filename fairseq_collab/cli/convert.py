@@ -95,7 +95,10 @@ def check_arguments(args: argparse.Namespace) -> list[str]:
         others += ["to_concatenated"] if args.to_hf and args.to_concatenated else []
         reasons += [f"{verb} takes no --{name.replace('_', '-')}" for name in others]
     elif not targets:
-        reasons.append("--key-dim is missing: give the shared dims, for example a quarter of the model's width")
+        reasons.append(
+            "--key-dim is missing: give the shared dims, for example a quarter of the model's width; "
+            "or --budget or --max-error"
+        )
     elif len(targets) > 1:
         reasons.append("--key-dim, --budget and --max-error exclude each other; give one")
     for name in ("key_dim", "calibrate_sentences"):
@@ -272,7 +275,9 @@ def _print_commands(args: argparse.Namespace, state: dict[str, Any]) -> None:
     use = "generate" if name in TRANSLATION else "validate"
     if name == "language_modeling":
         use, shown = "eval-lm", ""
-    print(f"use:       fairseq-{use} {data}{plugin} --path {args.output}{shown}")
+    # without the plugin, torch 2.6 and newer refuses the argparse.Namespace that every checkpoint of fairseq holds
+    trust = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 " if args.to_concatenated and _refuses_namespaces() else ""
+    print(f"use:       {trust}fairseq-{use} {data}{plugin} --path {args.output}{shown}")
     if args.to_concatenated:
         return
     if is_hf_encoder(options):
@@ -285,6 +290,12 @@ def _print_commands(args: argparse.Namespace, state: dict[str, Any]) -> None:
         f"fine-tune: fairseq-train {data} --user-dir fairseq_collab {flags} --collab-config {args.output} "
         f"--finetune-from-model {args.output}"
     )
+
+
+def _refuses_namespaces() -> bool:
+    import torch
+
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
