@@ -275,6 +275,8 @@ def _print_commands(args: argparse.Namespace, state: dict[str, Any]) -> None:
     use = "generate" if name in TRANSLATION else "validate"
     if name == "language_modeling":
         use, shown = "eval-lm", ""
+    elif use == "validate":
+        shown += " --batch-size 8"  # fairseq-validate has no default
     # without the plugin, torch 2.6 and newer refuses the argparse.Namespace that every checkpoint of fairseq holds
     trust = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 " if args.to_concatenated and _refuses_namespaces() else ""
     print(f"use:       {trust}fairseq-{use} {data}{plugin} --path {args.output}{shown}")

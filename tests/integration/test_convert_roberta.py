@@ -119,7 +119,7 @@ def test_the_loss_it_prints_is_fairseq_s(convert, fairseq, masked_lm, classifier
     for path, data in ((masked_lm, toy_data), (classifier, toy_classes)):
         report, printed = convert(path, "--key-dim", 24, "--data", data)
         command = re.search(r"use:       fairseq-(.*)", printed).group(1).split()
-        flags = ("--cpu", "--max-tokens", 800, "--num-workers", 0, "--required-batch-size-multiple", 1)
+        flags = ("--cpu", "--num-workers", 0, "--required-batch-size-multiple", 1)
         command[command.index("--user-dir") + 1] = plugin_dir
         if path == masked_lm:
             command += ["--sample-break-mode", "eos"]
