@@ -25,7 +25,7 @@ from typing import Any
 from tqdm import tqdm
 
 from fairseq_collab.errors import CollabError
-from fairseq_collab.files import write_json
+from fairseq_collab.files import differences, write_json
 
 OPTIONS_FILE = "options.json"
 STAGE_FILE = "stage.json"
@@ -225,12 +225,9 @@ class StagedFolder:
             made_with = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise CollabError(f"{file} cannot be read ({error}); choose another --destdir") from error
-        keys = [k for k in {**made_with, **self.options} if made_with.get(k) != self.options.get(k)]
-        if keys:
-            differences = ", ".join(f"{k} {made_with.get(k)!r} and now {self.options.get(k)!r}" for k in keys)
+        if other := differences(made_with, self.options):
             raise CollabError(
-                f"{self.path} was made with other options ({differences}); "
-                "choose another --destdir, or remove that folder"
+                f"{self.path} was made with other options ({other}); choose another --destdir, or remove that folder"
             )
         return True
 

@@ -5,7 +5,6 @@ What goes into it is the caller's.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 
 from data_prep.common import sha256_of
 from fairseq_collab.errors import CollabError
-from fairseq_collab.files import write_json
+from fairseq_collab.files import differences, read_json, write_json
 
 
 def make(destdir: Path, manifest: str, source: dict[str, Any], build: Callable[[Path], None]) -> bool:
@@ -62,21 +61,17 @@ def check(destdir: Path, manifest: str, source: dict[str, Any]) -> bool:
     found = read_manifest(destdir, manifest)
     if "files" not in found:
         raise CollabError(f"{destdir} is not empty and was not made by data_prep; choose another --destdir")
-    keys = [key for key in {**found, **source} if key != "files" and found.get(key) != source.get(key)]
-    if keys:
-        differences = ", ".join(f"{key} {found.get(key)!r} and now {source.get(key)!r}" for key in keys)
+    del found["files"]
+    if other := differences(found, source):
         raise CollabError(
-            f"{destdir} was made from something else ({differences}); choose another --destdir, or remove that folder"
+            f"{destdir} was made from something else ({other}); choose another --destdir, or remove that folder"
         )
     return True
 
 
 def read_manifest(destdir: Path, manifest: str) -> dict[str, Any]:
     """The content of the manifest, empty if there is no readable one."""
-    try:
-        found = json.loads((destdir / manifest).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    found = read_json(destdir / manifest)
     return found if isinstance(found, dict) else {}
 
 

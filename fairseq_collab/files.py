@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +29,9 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Which entries of settings that a file keeps are not as wanted now, and how; empty if all are."""
+    keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    return ", ".join(f"{key} {found.get(key)!r} and now {wanted.get(key)!r}" for key in keys)

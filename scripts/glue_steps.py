@@ -13,15 +13,14 @@ from typing import Any
 
 from glue_models import OPTIMIZER, ROOT, Pretrained, Recipe
 from glue_scores import evaluate, read_preparation
-from quickstart_steps import run, run_training
+from quickstart_steps import PLUGIN, run, run_training
 
 sys.path.insert(0, str(ROOT))
 
 from data_prep import glue as preparation  # noqa: E402
 from fairseq_collab.errors import CollabError  # noqa: E402
-from fairseq_collab.files import read_json, write_json, write_text  # noqa: E402
+from fairseq_collab.files import differences, read_json, write_json, write_text  # noqa: E402
 
-PLUGIN = ROOT / "fairseq_collab"
 MODEL, RESULT, SETTINGS = "model.pt", "result.json", "settings.json"
 LOG_INTERVAL = 10
 
@@ -51,10 +50,8 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
         if folder.is_dir() and any(folder.iterdir()):
             raise CollabError(f"{folder} is not empty and was not begun by glue.py; choose another --out")
         write_json(folder / SETTINGS, settings)
-    elif found != settings:
-        keys = [key for key in {**found, **settings} if found.get(key) != settings.get(key)]
-        differences = ", ".join(f"{key} {found.get(key)!r} and now {settings.get(key)!r}" for key in keys)
-        raise CollabError(f"{folder} was begun with other settings ({differences}); remove it, or choose another --out")
+    elif other := differences(found, settings):
+        raise CollabError(f"{folder} was begun with other settings ({other}); remove it, or choose another --out")
 
 
 def finetune(

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from glue_models import ROOT
-from glue_steps import MODEL, PLUGIN, strip
-from quickstart_steps import run
+from glue_steps import MODEL, strip
+from quickstart_steps import PLUGIN, run
 
 sys.path.insert(0, str(ROOT))
 

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from fairseq_collab.adapters.base import FoundAttention
 from fairseq_collab.adapters.library_attention import Call, causal_mask, mask_to_add, read_call
-from fairseq_collab.decomposition.observation import Observation
+from fairseq_collab.decomposition.observation import HELD_OUT, MOST_HELD_OUT, Observation
 from fairseq_collab.errors import CollabError
-
-HELD_OUT, MOST_HELD_OUT = 8, 256  # one in so many sequences of the calibration text is held out, at most so many
 
 
 def split(calibration: Iterable[Any], device: torch.device, seed: int = 0) -> tuple[list[Any], list[Any], int]:

@@ -15,6 +15,8 @@ from fairseq_collab.attention import CollaborativeAttention
 from fairseq_collab.decomposition.calibration import Moments
 from fairseq_collab.errors import CollabError
 
+HELD_OUT, MOST_HELD_OUT = 8, 256  # one in so many sequences of the calibration text is held out, at most so many
+
 
 @dataclass(frozen=True)
 class Observation:

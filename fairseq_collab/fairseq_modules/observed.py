@@ -26,11 +26,10 @@ from fairseq_collab.adapters import fairseq_transformer as adapter
 from fairseq_collab.adapters.fairseq_options import architecture
 from fairseq_collab.checkpoint import model_options, task_options
 from fairseq_collab.config import AttentionConfig, CollabConfig
-from fairseq_collab.decomposition.observation import Observation
+from fairseq_collab.decomposition.observation import HELD_OUT, MOST_HELD_OUT, Observation
 from fairseq_collab.errors import CollabError
 from fairseq_collab.fairseq_modules import data_folder
 
-HELD_OUT, MOST_HELD_OUT = 8, 256  # one in so many sentences of the calibration text is held out, at most so many
 MAX_TOKENS = 2000  # padded tokens of a calibration batch
 
 
