@@ -47,7 +47,7 @@ WAYS: dict[str, list[Any]] = {
     "plain CP": [],
     "weighted": ["--calibrate-sentences", 512],
     "refined": ["--calibrate-sentences", 4000, "--refine-steps", 200],
-    "distilled": ["--calibrate-sentences", 8000, "--refine-steps", 200, "--distill-steps", 400],
+    "distilled": ["--calibrate-sentences", 16000, "--refine-steps", 200, "--distill-steps", 1200],
 }
 PAPER, TUNED = "plain CP, dense", "distilled + 1 epoch"
 

@@ -51,6 +51,9 @@ class ObservedModel(Protocol):
     def log_probs(self, batch: Any) -> Tensor:
         """Log-probabilities of the next token at every position that is no padding, (tokens, V)."""
 
+    def noisy(self, batch: Any) -> Any:
+        """The batch with other words in some places, others at each call: text that the original never saw."""
+
 
 def collect_moments(model: ObservedModel, progress: bool = True) -> dict[str, tuple[Moments, Moments]]:
     """Moments of queries and keys by attention, over all calibration text, padding left out.

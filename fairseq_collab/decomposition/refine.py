@@ -139,6 +139,9 @@ def distill(
 ) -> tuple[float, float]:
     """Fits the predictions of a whole converted model to the original's.
 
+    It learns from noisy text, which the original labels like any other: on text that the original was trained on, its
+    predictions are those of a memory. What is held out stays as it is.
+
     Args:
         teacher: the original. student: log-probabilities (tokens, V) of the converted model, with gradients.
         layers: its converted attentions.
@@ -153,7 +156,8 @@ def distill(
         return torch.nn.functional.kl_div(student(batch), wanted, log_target=True, reduction="batchmean").unsqueeze(0)
 
     batches = teacher.batches(False), teacher.batches(True)
-    before, after = _train([list(layers)], loss, *batches, steps, DISTILL_LEARNING_RATE, "distilling", progress)[0]
+    settings = steps, DISTILL_LEARNING_RATE, "distilling", progress
+    before, after = _train([list(layers)], loss, *batches, *settings, teacher.noisy)[0]
     return max(0.0, before), max(0.0, after)  # rounding can leave less than 0
 
 
@@ -166,8 +170,9 @@ def _train(
     rate: float,
     title: str,
     progress: bool,
+    vary: Callable[[Any], Any] = lambda batch: batch,
 ) -> list[tuple[float, float]]:
-    """Adam on the sum of ``loss(batch)`` (groups,).
+    """Adam on the sum of ``loss(vary(batch))`` (groups,).
 
     Each group keeps its best weights on the held-out text; one that got worse goes back to them with smaller steps.
     """
@@ -199,7 +204,7 @@ def _train(
         with tqdm(total=steps, desc=title, unit="step", disable=not progress) as bar:
             for step in range(1, steps + 1):
                 optimizer.zero_grad(set_to_none=True)
-                loss(batches[(step - 1) % len(batches)]).sum().backward()
+                loss(vary(batches[(step - 1) % len(batches)])).sum().backward()
                 optimizer.step()
                 schedule.step()
                 bar.update()

@@ -28,7 +28,7 @@ from fairseq_collab.checkpoint import model_options, task_options
 from fairseq_collab.config import AttentionConfig, CollabConfig
 from fairseq_collab.decomposition.observation import HELD_OUT, MOST_HELD_OUT, Observation
 from fairseq_collab.errors import CollabError
-from fairseq_collab.fairseq_modules import data_folder
+from fairseq_collab.fairseq_modules import data_folder, noise
 
 MAX_TOKENS = 2000  # padded tokens of a calibration batch
 
@@ -78,6 +78,9 @@ class FairseqModel:
         self._hidden_only = {"features_only": True} if name in ("roberta", "bart") else {}
         self.options = options
         self._batches: dict[bool, Sequence[Any]] = {}
+        sides = {"src_tokens": self.task.source_dictionary, "prev_output_tokens": self.task.target_dictionary}
+        self._words = {side: noise.words(dictionary) for side, dictionary in sides.items()}
+        self._noise = torch.Generator()
 
     @property
     def unit(self) -> str:
@@ -123,6 +126,7 @@ class FairseqModel:
         held_out = chosen[: min(MOST_HELD_OUT, max(1, len(chosen) // HELD_OUT))]
         for part, indices in ((True, held_out), (False, chosen[len(held_out) :])):
             self._batches[part] = self._collate(dataset, indices, seed, progress)
+        self._noise.manual_seed(seed)
         return len(chosen)
 
     def _collate(self, dataset: Any, indices: list[int], seed: int, progress: bool) -> list[Any]:
@@ -160,6 +164,13 @@ class FairseqModel:
     def batches(self, held_out: bool) -> Sequence[Any]:
         """See ``ObservedModel``; :meth:`sample` comes first."""
         return self._batches[held_out]
+
+    def noisy(self, batch: Any) -> Any:
+        """See ``ObservedModel``; the words are those of the batch, and special symbols keep their places."""
+        inputs = dict(batch["net_input"])
+        for side in self._words.keys() & inputs.keys():
+            inputs[side] = noise.replace_words(inputs[side], self._words[side], self._noise)
+        return {**batch, "net_input": inputs}
 
     def observe(self, batch: Any, see: Callable[[Observation], None]) -> None:
         """See ``ObservedModel``; names are the prefixes of the attentions' parameters."""

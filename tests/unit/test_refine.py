@@ -29,6 +29,7 @@ class TwoLayers:
             module.requires_grad_(False)
         tokens = torch.randint(1, WORDS, (96, 9), generator=torch.Generator().manual_seed(1))
         tokens[:, 7:][::2] = 0
+        self.noised = []
         self.text = {False: list(tokens[:64].split(16)), True: list(tokens[64:].split(16))}
 
     def batches(self, held_out):
@@ -50,6 +51,10 @@ class TwoLayers:
 
     def log_probs(self, batch):
         return self.run(batch, self.layers)
+
+    def noisy(self, batch):
+        self.noised.append(batch)
+        return torch.where(batch.eq(1), 2, batch)
 
 
 @pytest.fixture
@@ -149,6 +154,21 @@ def test_distillation_brings_predictions_closer(model, students):
     )
     assert reported == pytest.approx((before, divergence()), rel=1e-4)
     assert reported[1] < reported[0]
+
+
+def test_distillation_learns_from_noisy_text_and_is_judged_on_clean_text(model, students):
+    seen = []
+
+    def student(batch):
+        seen.append((torch.is_grad_enabled(), batch))
+        return model.run(batch, modules(students))
+
+    refine.distill(model, student, list(students.values()), 8, progress=False)
+    assert len(model.noised) == 8 and all(any(one is batch for batch in model.text[False]) for one in model.noised)
+    assert all(bool((batch == 1).any()) is not training for training, batch in seen)
+    model.noised.clear()
+    refine.refine_layers(model, students, 4, progress=False)
+    assert not model.noised, "layers learn from text as it is"
 
 
 def test_training_ends_when_held_out_text_gains_no_more(model, students, monkeypatch):
