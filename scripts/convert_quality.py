@@ -112,7 +112,7 @@ def train(data: Path, folder: Path, seed: int, updates: int) -> Path:
 
 
 def tune(data: Path, converted: Path, folder: Path, seed: int, log: Path) -> Path:
-    """A converted model after an epoch at a small learning rate that falls to 0.
+    """A converted model after an epoch at a learning rate that falls to 0.
 
     Args:
         log: of the original's training, which tells how many updates an epoch has.
@@ -123,7 +123,7 @@ def tune(data: Path, converted: Path, folder: Path, seed: int, log: Path) -> Pat
     tuned = folder / "checkpoint_last.pt"
     command = [sys.executable, "-m", "fairseq_cli.train", data, *TRAINING, "--arch", "transformer_collab"]
     command += ["--collab-config", converted, "--finetune-from-model", converted, "--seed", seed]
-    command += ["--lr-scheduler", "polynomial_decay", "--lr", 5e-4, "--total-num-update", found[1]]
+    command += ["--lr-scheduler", "polynomial_decay", "--lr", 2e-3, "--total-num-update", found[1]]
     if not (folder / "trained").exists():
         run([*command, "--max-epoch", 1, "--save-dir", folder], folder / "train.log")
         (folder / "trained").touch()
