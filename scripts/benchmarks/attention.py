@@ -3,8 +3,8 @@
 Ours with dense, window and picked mixing at R = D/4 (P = K where mixing is sparse) against fairseq's own
 MultiheadAttention, concatenated heads of the same small keys, and the published fork's way. All have biases, a padding
 mask and no weights to return, dropout is 0, and all are called in turns in one run. Peak memory is what torch's
-allocator hands out at most during a call, beyond parameters and input. Operations are counted without masks and softmax;
-the limit is the machine's own rate for a large matrix product, measured in the same run.
+allocator hands out at most during a call, beyond parameters and input. Operations are counted without masks and
+softmax; the limit is the machine's own rate for a large matrix product, measured in the same run.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class ForkStyleAttention(nn.Module):
         return out, weights.mean(dim=1) if need_weights else None
 
     def reorder_incremental_state(self, incremental_state: dict[str, Buffer], new_order: Tensor) -> None:
-        """Brings the cache into the order of the beams; as in fairseq, the encoder's only moves when sentences leave."""
+        """Brings the cache into the order of the beams; as in fairseq, a fixed one moves only when sentences leave."""
         buffer = self._buffer(incremental_state)
         if self.encoder_decoder_attention and buffer and buffer["prev_key"].size(0) == new_order.size(0):
             return

@@ -1,4 +1,4 @@
-"""Bars and curves of ratios for the suites' pictures. Measures nothing, and only here is matplotlib imported by them."""
+"""Bars and curves of ratios, for the pictures of the suites of speed. Measures nothing."""
 
 from __future__ import annotations
 
