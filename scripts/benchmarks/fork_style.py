@@ -58,7 +58,11 @@ class ForkStyleAttention(nn.Module):
         attn_mask: Tensor | None = None,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's ``MultiheadAttention.forward``: (T, B, D) in and out, weights (B, T, S) averaged over heads."""
+        """As fairseq's ``MultiheadAttention.forward``, without ``before_softmax``.
+
+        Returns:
+            (T, B, D), and the weights averaged over heads (B, T, S), of each head (H, B, T, S), or None.
+        """
         length, batch, _ = query.size()
         saved = None if incremental_state is None else self._buffer(incremental_state)
         if self.self_attention:
@@ -84,6 +88,8 @@ class ForkStyleAttention(nn.Module):
         probs = F.dropout(weights.to(v.dtype), self.dropout, self.training)
         out = torch.matmul(probs, v)  # (B, H, T, V)
         out = self.out_proj(out.permute(2, 0, 1, 3).reshape(length, batch, self.embed_dim))
+        if need_head_weights:
+            return out, weights.transpose(0, 1)
         return out, weights.mean(dim=1) if need_weights else None
 
     def reorder_incremental_state(self, incremental_state: dict[str, Buffer], new_order: Tensor) -> None:
