@@ -31,6 +31,7 @@ SUITES = {
     "train": "Training",
     "generate": "Beam search",
 }
+MIXING = {"dense": "dense mixing", "windows": "window mixing", "picked": "picked mixing"}
 BUSY = 0.5  # load of a machine on which other programs run
 Suites = dict[str, list[Row]]
 
@@ -127,14 +128,20 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def table(rows: Sequence[Row]) -> str:
     """The rows of a suite with their targets and absolute figures."""
     marks = {None: "", True: "yes", False: "**no**"}
+    rated = any("rate" in row for row in rows)
     lines = []
     for row in rows:
         found, target = f"{row['ratio']:.3f}", "" if row["target"] is None else f"{row['target']:.3f}"
         if "speedup" in row:
             found += f" ({row['speedup']:.2f}x)"
             target += f" ({row['wanted_speedup']:.2f}x)"
-        lines.append([row["case"], row["peer"], found, target, marks[row["met"]], *absolute(row), row["backend"]])
-    return markdown(["case", "against", "ratio", "at most", "met", "ours", "theirs", "backend"], lines)
+        figures = [row["case"], row["peer"], found, target, marks[row["met"]], *absolute(row)]
+        if rated:
+            shares = [f"{row[side] / row['limit_rate']:.0%}" for side in ("rate", "peer_rate") if side in row]
+            figures.append(" / ".join(shares))
+        lines.append([*figures, row["backend"]])
+    head = ["case", "against", "ratio", "at most", "met", "ours", "theirs", *(["of the limit"] if rated else [])]
+    return markdown([*head, "backend"], lines)
 
 
 def absolute(row: Row) -> tuple[str, str]:
@@ -181,13 +188,13 @@ def advice(suites: Suites) -> list[str]:
         key_dim, length = scaling.middle(chosen)
         sentences.append(f"{dtype}: {layout_advice(chosen, key_dim)}")
         limits = [
-            f"{layout} mixing is {scaling.said(scaling.curve(chosen, 'key_dim', BOTH, layout, length=length), 'R')}"
+            f"{MIXING[layout]} is {scaling.said(scaling.curve(chosen, 'key_dim', BOTH, layout, length=length), 'R')}"
             for layout in scaling.OURS
         ]
         sentences.append(f"{dtype}: with gradients at T = {length}, against concatenated heads, {'; '.join(limits)}.")
     whole = [
         *model_facts(suites.get("train", []), "a training step"),
-        *model_facts(suites.get("generate", []), "search"),
+        *model_facts(suites.get("generate", []), "beam search"),
     ]
     if whole:
         sentences.append(f"In a whole model, {'; '.join(whole)}.")
@@ -212,10 +219,10 @@ def model_facts(rows: Sequence[Row], what: str) -> list[str]:
             continue
         if row.get("measure") == "key cache":
             found.append(
-                f"the key cache of {row['layout']} mixing has {row['ratio']:.4g} of the bytes ({row['dtype']})"
+                f"the key cache of {MIXING[row['layout']]} has {row['ratio']:.4g} of the bytes ({row['dtype']})"
             )
         else:
-            found.append(f"{what} with {row['layout']} mixing takes {row['ratio']:.2f} of the time ({row['dtype']})")
+            found.append(f"{what} with {MIXING[row['layout']]} takes {row['ratio']:.2f} of the time ({row['dtype']})")
     return found
 
 

@@ -10,7 +10,9 @@ softmax; the limit is the machine's own rate for a large matrix product, measure
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks import device as devices
 from benchmarks import layers, pictures
-from benchmarks.common import MIN_SECONDS, ROUNDS, Row, Times, make_row, measure_in_turns, turns_row
+from benchmarks.common import ROUNDS, Row, Times, make_row, measure_in_turns, turns_row
 from benchmarks.layers import CONCATENATED, FORK, SMALL_KEYS, Shape
 
 HELP = "time and memory of one attention layer against fairseq's own and the fork's"
@@ -44,22 +46,24 @@ CASES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this suite."""
-    devices.add_device_argument(parser)
+    devices.add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
 
 
 def run(args: argparse.Namespace) -> list[Row]:
     """Rows of the four shapes, in each precision of the device; only the first two, briefly, with ``--quick``."""
     cases = dict(list(CASES.items())[:2]) if args.quick else CASES
-    rounds, min_seconds = (2, MIN_SECONDS / 10) if args.quick else (args.rounds, MIN_SECONDS)
-    return measure_cases(cases, args.device, rounds, min_seconds)
+    rounds = 2 if args.quick else args.rounds
+    return measure_cases(cases, args.device, devices.dtypes_of(args), rounds, devices.min_seconds_of(args))
 
 
-def measure_cases(cases: dict[Shape, Targets], device: str, rounds: int, min_seconds: float) -> list[Row]:
+def measure_cases(
+    cases: dict[Shape, Targets], device: str, dtypes: Sequence[torch.dtype], rounds: int, min_seconds: float
+) -> list[Row]:
     """Rows of time and memory, a precision and a shape at a time."""
     rows = []
-    todo = [(dtype, shape) for dtype in devices.dtypes_of(device) for shape in cases]
-    limits = {dtype: devices.product_rate(device, dtype) for dtype in devices.dtypes_of(device)}
+    todo = [(dtype, shape) for dtype in dtypes for shape in cases]
+    limits = {dtype: devices.product_rate(device, dtype) for dtype in dtypes}
     with tqdm(todo, desc="attention", unit="case") as bar:
         for dtype, shape in bar:
             bar.set_postfix_str(name_of(shape, dtype))
@@ -116,7 +120,7 @@ def measure_shape(
     return rows
 
 
-def backend_with_kernels(work, device: str) -> str:
+def backend_with_kernels(work: Callable[..., None], device: str) -> str:
     """What ran in one call of ours, with the fused kernels that torch could choose from on a GPU."""
     backend = layers.backend_of(work)
     able = devices.fused_kernels(work, device) if backend.endswith("sdpa") else []
@@ -136,7 +140,7 @@ def _rates(shape: Shape, times: Times, ours: str, peer: str, passes: int, limit:
     return {**rates, "limit_rate": limit}
 
 
-def plot(rows: list[Row], folder) -> list:
+def plot(rows: list[Row], folder: Path) -> list[Path]:
     """Bars by shape: time forward, time with gradients, memory; the targets are lines across the bars."""
     paths = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows):

@@ -20,24 +20,32 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import measure_in_turns, seconds_of
+from benchmarks.common import MIN_SECONDS, measure_in_turns, seconds_of
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself otherwise
 
 SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-def add_device_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--device``."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device`` and ``--dtype``."""
     default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default=default, help="default: the GPU where there is one"
-    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default, help="default: a GPU where there is one")
+    names = list(SHORT.values())
+    help_text = "precisions to measure; default: all on a GPU, fp32 on the CPU"
+    parser.add_argument("--dtype", choices=names, nargs="+", help=help_text)
 
 
-def dtypes_of(device: str) -> tuple[torch.dtype, ...]:
-    """What is measured there: half precisions as well on a GPU."""
-    return (torch.float32, torch.float16, torch.bfloat16) if device == "cuda" else (torch.float32,)
+def dtypes_of(args: argparse.Namespace) -> list[torch.dtype]:
+    """The precisions asked for, or those of the device."""
+    names = args.dtype or (SHORT.values() if args.device == "cuda" else ["fp32"])
+    return [dtype for dtype, name in SHORT.items() if name in names]
+
+
+def min_seconds_of(args: argparse.Namespace) -> float:
+    """The least time of a turn: a GPU's events are exact enough for a shorter one."""
+    seconds = MIN_SECONDS / 4 if args.device == "cuda" else MIN_SECONDS
+    return seconds / 20 if args.quick else seconds
 
 
 def clock_of(device: str) -> Callable[[Callable[[], Any]], float]:

@@ -12,7 +12,7 @@ import argparse
 import contextlib
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +34,31 @@ OURS = ("dense", "windows")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this suite."""
-    devices.add_device_argument(parser)
+    devices.add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
 
 
 def run(args: argparse.Namespace) -> list[Row]:
     """Rows of dense and window mixing; few sentences and steps with ``--quick``."""
+    dtypes = devices.dtypes_of(args)
     if args.quick:
-        return measure_generation(ARCH, 2000, KEY_DIM, 8, 20, 2, args.device)
-    return measure_generation(ARCH, WORDS, KEY_DIM, BATCH, STEPS, args.rounds, args.device)
+        return measure_generation(ARCH, 2000, KEY_DIM, 8, 20, 2, args.device, dtypes)
+    return measure_generation(ARCH, WORDS, KEY_DIM, BATCH, STEPS, args.rounds, args.device, dtypes)
 
 
 def measure_generation(
-    arch: str, words: int, key_dim: int, batch: int, steps: int, rounds: int, device: str
+    arch: str,
+    words: int,
+    key_dim: int,
+    batch: int,
+    steps: int,
+    rounds: int,
+    device: str,
+    dtypes: Sequence[torch.dtype],
 ) -> list[Row]:
-    """Two rows of time and two of the key cache for each of ours, in every precision of the device."""
+    """Two rows of time and two of the key cache for each of ours, in each precision."""
     rows = []
-    for dtype in devices.dtypes_of(device):
+    for dtype in dtypes:
         works, seen, caches = {}, {}, {}
         for name in tqdm(models.NAMES, desc=f"generate {devices.SHORT[dtype]}: models", unit="model"):
             _, task, model = models.build(name, arch, words, key_dim)

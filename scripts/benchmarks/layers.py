@@ -50,7 +50,11 @@ class GroupedQueryAttention(nn.Module):
 
     Args:
         groups: G; keys and values are G * K wide.
+
+    With ``repeat`` keys and values are repeated for every head, where the fused attention does not take groups.
     """
+
+    repeat = False
 
     def __init__(self, width: int, heads: int, groups: int):
         super().__init__()
@@ -64,6 +68,8 @@ class GroupedQueryAttention(nn.Module):
             projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)  # (T, B, .) -> (B, heads, T, K)
             for projected in (self.q_proj(query), self.k_proj(key), self.v_proj(value))
         )
+        if self.repeat:
+            k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
         mask = torch.zeros_like(key_padding_mask, dtype=q.dtype).masked_fill(key_padding_mask, float("-inf"))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None], enable_gqa=True)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None

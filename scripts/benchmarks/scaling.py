@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,11 +23,11 @@ from tqdm import tqdm
 from benchmarks import device as devices
 from benchmarks import layers, pictures
 from benchmarks.attention import BOTH, FORWARD, backend_with_kernels
-from benchmarks.common import MIN_SECONDS, ROUNDS, Row, measure_in_turns, turns_row
+from benchmarks.common import ROUNDS, Row, measure_in_turns, turns_row
 from benchmarks.layers import CONCATENATED, GROUPED, SMALL_KEYS, Shape
 
 HELP = "one attention layer from T = 16 to 2048 and R = 32 to D: curves and crossing points"
-WIDTH, HEADS, TOKENS = 512, 8, 4096
+WIDTH, HEADS, TOKENS = 512, 8, 2048
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 KEY_DIMS = (32, 64, 128, 256, 384, 512)
 OURS = tuple(layers.LAYOUTS)
@@ -35,18 +35,18 @@ OURS = tuple(layers.LAYOUTS)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this suite."""
-    devices.add_device_argument(parser)
+    devices.add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
 
 
 def run(args: argparse.Namespace) -> list[Row]:
     """Rows of the whole grid, in each precision of the device; of a corner of it, briefly, with ``--quick``."""
     if args.quick:
-        grid, rounds, min_seconds = make_grid((16, 256), (64, 128, 512), WIDTH, HEADS, 512), 2, MIN_SECONDS / 20
+        grid, rounds = make_grid((16, 256), (64, 128, 512), WIDTH, HEADS, 512), 2
     else:
-        tokens = TOKENS if args.device == "cpu" else 16 * TOKENS
-        grid, rounds, min_seconds = make_grid(LENGTHS, KEY_DIMS, WIDTH, HEADS, tokens), args.rounds, MIN_SECONDS
-    rows = measure_grid(grid, args.device, rounds, min_seconds)
+        tokens = TOKENS if args.device == "cpu" else 32 * TOKENS
+        grid, rounds = make_grid(LENGTHS, KEY_DIMS, WIDTH, HEADS, tokens), args.rounds
+    rows = measure_grid(grid, args.device, devices.dtypes_of(args), rounds, devices.min_seconds_of(args))
     print("\n".join(crossing_lines(rows)))
     return rows
 
@@ -58,11 +58,13 @@ def make_grid(lengths: Sequence[int], key_dims: Sequence[int], width: int, heads
     ]
 
 
-def measure_grid(grid: Sequence[Shape], device: str, rounds: int, min_seconds: float) -> list[Row]:
+def measure_grid(
+    grid: Sequence[Shape], device: str, dtypes: Sequence[torch.dtype], rounds: int, min_seconds: float
+) -> list[Row]:
     """A row for each of ours and each peer of the same cache, at every point, forward and with gradients."""
     rows = []
-    todo = [(dtype, shape) for dtype in devices.dtypes_of(device) for shape in grid]
-    limits = {dtype: devices.product_rate(device, dtype) for dtype in devices.dtypes_of(device)}
+    todo = [(dtype, shape) for dtype in dtypes for shape in grid]
+    limits = {dtype: devices.product_rate(device, dtype) for dtype in dtypes}
     with tqdm(todo, desc="scaling", unit="point") as bar:
         for dtype, shape in bar:
             bar.set_postfix_str(f"T={shape.length} R={shape.key_dim} {devices.SHORT[dtype]}")
@@ -78,6 +80,8 @@ def _rows(shape: Shape, device: str, dtype: torch.dtype, limit: float, rounds: i
     for what, make_work, passes in ((FORWARD, layers.forward_work, 1), (BOTH, layers.training_work, 3)):
         works = {name: make_work(layer, x, padding) for name, layer in built.items()}
         backends = {name: backend_with_kernels(works[name], device) for name in (*OURS, SMALL_KEYS)}
+        if GROUPED in works:
+            backends[GROUPED] = choose_grouped(built[GROUPED], works[GROUPED], device)
         times = measure_in_turns(works, rounds, min_seconds=min_seconds, clock=devices.clock_of(device))
         for name in names:
             facts = {
@@ -90,9 +94,14 @@ def _rows(shape: Shape, device: str, dtype: torch.dtype, limit: float, rounds: i
                 "limit_rate": limit,
             }
             case = f"T={shape.length} R={shape.key_dim} {devices.SHORT[dtype]} {what}: {name}"
-            backend = backends.get(name, "torch sdpa")
-            rows.append(turns_row("scaling", case, times, name, CONCATENATED, None, backend=backend, **facts))
+            rows.append(turns_row("scaling", case, times, name, CONCATENATED, None, backend=backends[name], **facts))
     return rows
+
+
+def choose_grouped(layer: layers.GroupedQueryAttention, work: Callable[..., None], device: str) -> str:
+    """Repeats the keys for every head where no fused kernel of a GPU takes them in groups; says what runs."""
+    layer.repeat = device == "cuda" and not devices.fused_kernels(work, device)
+    return "sdpa, keys repeated" if layer.repeat else "sdpa, enable_gqa"
 
 
 def crossings(points: Sequence[tuple[float, float]]) -> list[float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from benchmarks import device as devices
 from benchmarks import models, pictures
 from benchmarks.common import ROUNDS, Row, data_folder, measure_in_turns, turns_row
 from benchmarks.layers import CONCATENATED, FORK
+from fairseq_collab.errors import CollabError
 
 HELP = "words a second in training a translation model, against fairseq's own and the fork's"
 ARCH, WORDS, KEY_DIM, TOKENS = "transformer_wmt_en_de", 32_000, 128, 3500
@@ -30,7 +31,7 @@ OURS = ("dense", "windows")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this suite."""
-    devices.add_device_argument(parser)
+    devices.add_arguments(parser)
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="of python -m data_prep homeassistant; made when not given"
     )
@@ -38,21 +39,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> list[Row]:
-    """Rows of dense and window mixing; few tokens and a small dictionary with ``--quick``."""
+    """Rows of dense and window mixing; few tokens and a small dictionary with ``--quick``.
+
+    Raises:
+        CollabError: fairseq cannot train in that precision, or there are no sentences.
+    """
     from data_prep import homeassistant
 
+    # fairseq's trainer knows bf16 on TPUs only, and fp16 on GPUs only
+    able = ("fp32", "fp16") if args.device == "cuda" else ("fp32",)
+    precisions = [name for name in able if name in (args.dtype or able)]
+    if not precisions:
+        raise CollabError(f"fairseq trains in {' and '.join(able)} on this device: choose one with --dtype")
     lengths = models.real_lengths(data_folder(args.data, homeassistant, "data"))
     if args.quick:
-        return measure_steps(ARCH, 2000, KEY_DIM, lengths, 200, 2, args.device)
-    return measure_steps(ARCH, WORDS, KEY_DIM, lengths, TOKENS, args.rounds, args.device)
+        return measure_steps(ARCH, 2000, KEY_DIM, lengths, 200, 2, args.device, precisions)
+    return measure_steps(ARCH, WORDS, KEY_DIM, lengths, TOKENS, args.rounds, args.device, precisions)
 
 
 def measure_steps(
-    arch: str, words: int, key_dim: int, lengths: models.Lengths, tokens: int, rounds: int, device: str
+    arch: str,
+    words: int,
+    key_dim: int,
+    lengths: models.Lengths,
+    tokens: int,
+    rounds: int,
+    device: str,
+    precisions: Sequence[str] = ("fp32",),
 ) -> list[Row]:
-    """Rows against both peers, in fp32, and on a GPU in fp16 as well."""
+    """Rows against both peers in each precision."""
     rows = []
-    for precision in ("fp32", "fp16") if device == "cuda" else ("fp32",):
+    for precision in precisions:
         options = ["--cpu"] if device == "cpu" else ["--fp16"] if precision == "fp16" else []
         works, backends, ntokens = {}, {}, []
         for name in tqdm(models.NAMES, desc=f"train {precision}: models", unit="model"):
