@@ -10,6 +10,7 @@ softmax; the limit is the machine's own rate for a large matrix product, measure
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,8 +136,7 @@ def _rates(shape: Shape, times: Times, ours: str, peer: str, passes: int, limit:
     """Operations a second of both, and the limit."""
     rates = {}
     for side, name in (("rate", ours), ("peer_rate", peer)):
-        seconds = sorted(times[name])[len(times[name]) // 2]
-        rates[side] = passes * layers.operations(name, shape) / seconds
+        rates[side] = passes * layers.operations(name, shape) / statistics.median(times[name])
     return {**rates, "limit_rate": limit}
 
 

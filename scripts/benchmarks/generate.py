@@ -67,7 +67,7 @@ def measure_generation(
             with models.backends_seen(model) as seen[name], largest_key_caches(model) as caches[name]:
                 works[name](0)
             width = model.decoder.embed_dim
-        with tqdm(total=rounds, desc=f"generate {devices.SHORT[dtype]}", unit="round") as bar:
+        with tqdm(total=rounds + 1, desc=f"generate {devices.SHORT[dtype]}", unit="round") as bar:
             last = models.NAMES[-1]
             works[last] = _then(works[last], bar.update)
             times = measure_in_turns(works, rounds, min_seconds=0, clock=devices.clock_of(device))
