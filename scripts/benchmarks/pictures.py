@@ -28,7 +28,7 @@ def bars(path: Path, title: str, groups: Sequence[str], panels: Mapping[str, Map
         panels: title of a panel -> name of a bar -> ratio and target in each group.
     """
     widths = [len(groups) * len(series) for series in panels.values()]
-    figure_width = 2.2 + sum(0.34 * width + 0.8 for width in widths)
+    figure_width = 2.2 + sum(0.25 * width + 0.8 for width in widths)
     pyplot, figure, axes = start(
         ncols=len(panels), figsize=(figure_width, 3.8), squeeze=False, gridspec_kw={"width_ratios": widths}
     )

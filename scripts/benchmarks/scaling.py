@@ -173,6 +173,8 @@ def _dtypes(rows: Sequence[Row]) -> list[str]:
 
 
 def _plot_dtype(rows: list[Row], dtype: str, folder: Path) -> Path:
+    from matplotlib.ticker import LogLocator
+
     pyplot, figure, axes = pictures.start(nrows=2, ncols=3, figsize=(12, 7))
     key_dim, length = middle(rows)
     layouts = [layout for layout in (*OURS, SMALL_KEYS, GROUPED) if any(row["layout"] == layout for row in rows)]
@@ -188,6 +190,9 @@ def _plot_dtype(rows: list[Row], dtype: str, folder: Path) -> Path:
             at = ", ".join(f"{'R' if key == 'key_dim' else 'T'} = {value}" for key, value in fixed.items())
             axis.set_title(f"{what} at {at}", fontsize=9)
             axis.set_ylabel("time / concatenated heads", fontsize=8)
+            axis.set_yscale("log", base=2)
+            axis.yaxis.set_major_locator(LogLocator(base=2, subs=(1.0, 2**0.5)))
+            axis.yaxis.set_major_formatter("{x:.2g}")
             _log_axis(axis, sorted({row[along] for row in rows}), letter)
         _plot_rates(line[2], [row for row in rows if row["measure"] == what and row["key_dim"] == key_dim], layouts)
         line[2].set_title(f"{what} at R = {key_dim}", fontsize=9)
