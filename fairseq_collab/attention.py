@@ -245,6 +245,14 @@ class CollaborativeAttention(nn.Module):
             return functional.picked_heads(x, self.pick)
         return functional.window_heads(x, self.num_heads, self.mix_dim)
 
+    def _keys_used(self, few_queries: bool) -> str:
+        """How :meth:`_query_and_key` brings the keys before the heads, in the words of ``backend_used``."""
+        if self.mixing is None or self.mix_layout == "dense":
+            return self.mix_layout
+        if few_queries:
+            return "spread"
+        return "gather" if self.mix_layout == "picked" else "windows"
+
     def _query_and_key(self, q: Tensor, k: Tensor, few_queries: bool) -> Tuple[Tensor, Tensor]:
         """Mixed queries (B, H, T, .) and the keys they meet, (B, H, S, .) or (B, 1, S, R).
 
@@ -254,6 +262,8 @@ class CollaborativeAttention(nn.Module):
                 and spread the mixed queries over all R dims instead.
         """
         mixing, query_bias = self.mixing, self.query_bias
+        if not torch.jit.is_scripting():
+            functional.note_keys(self._keys_used(few_queries))
         if mixing is None or query_bias is None:
             return self._heads(q) * self.scale, self._heads(k)
         if self.mix_layout == "dense" or few_queries:

@@ -5,11 +5,37 @@ one head mixes (``mix_dim``), V value dims a head, s = R // H the step between w
 """
 
 import math
+import threading
 from typing import Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_used = threading.local()
+
+
+def note_keys(keys: str) -> None:
+    """Notes for :func:`backend_used` how the keys were brought before the heads."""
+    _used.keys = keys
+
+
+def note_kernel(kernel: str) -> None:
+    """Notes for :func:`backend_used` what computed the scores."""
+    _used.kernel = kernel
+
+
+def backend_used() -> Optional[str]:
+    """What the last attention of this thread ran, None before the first; scripted calls do not count.
+
+    Returns:
+        ``KEYS-KERNEL``. KEYS: ``dense`` shared keys, ``spread`` (shared keys, sparse mixing spread over all of
+        them), ``windows``, ``gather`` (picked dims), or ``concatenated`` heads. KERNEL: ``product`` (one product
+        for all heads of a sentence), ``sdpa`` (torch's fused attention), or ``matmul`` (a product a head).
+    """
+    if not hasattr(_used, "keys") or not hasattr(_used, "kernel"):
+        return None
+    return f"{_used.keys}-{_used.kernel}"
 
 
 def window_heads(x: Tensor, num_heads: int, mix_dim: int) -> Tensor:
@@ -100,9 +126,13 @@ def attention_scores(query: Tensor, key: Tensor) -> Tensor:
     Keys that are the same for every head, (B, 1, S, R), make one product ``(H*T, R) x (R, S)`` a sentence.
     """
     if key.size(1) == 1 and query.size(1) > 1:
+        if not torch.jit.is_scripting():
+            note_kernel("product")
         batch, heads, length, dims = query.size()
         scores = torch.bmm(query.reshape(batch, heads * length, dims), key.squeeze(1).transpose(1, 2))
         return scores.view(batch, heads, length, -1)
+    if not torch.jit.is_scripting():
+        note_kernel("matmul")
     return torch.matmul(query, key.transpose(2, 3))
 
 
@@ -151,6 +181,8 @@ def attend(
     if key.size(1) == 1 and query.size(1) > 1:
         out, _ = attend_with_weights(query, key, value, mask, hidden_rows, dropout_p)
         return out
+    if not torch.jit.is_scripting():
+        note_kernel("sdpa")
     dims, value_dims = query.size(3), value.size(3)
     if dims < value_dims:
         # the fused kernels want keys as wide as values, and fall back to a much slower path otherwise

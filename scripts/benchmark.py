@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from benchmarks import common  # noqa: E402
 from fairseq_collab.cli.ending import run_command  # noqa: E402
 from fairseq_collab.files import write_json  # noqa: E402
 
-SUITES = ("decompose", "distortion", "convert")
+SUITES = ("decompose", "distortion", "convert", "attention", "scaling", "train", "generate")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,6 +64,7 @@ def measure(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line: 0 when the suite was measured, targets met or not."""
     args = build_parser().parse_args(argv)
+    logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), stream=sys.stderr)
     return run_command(f"benchmark {args.suite}", lambda: measure(args), "nothing was written")
 
 

@@ -6,11 +6,12 @@ Nothing here measures anything of its own.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,8 @@ import torch
 from fairseq_collab.errors import CollabError
 
 Row = dict[str, Any]
+Times = dict[str, list[float]]  # seconds of one call, by what was called and round
+MIN_SECONDS, ROUNDS = 0.2, 7
 
 
 def make_row(
@@ -77,6 +80,62 @@ def measure(work: Callable[[], Any], rounds: int) -> tuple[float, Any]:
     return statistics.median(seconds), result
 
 
+def measure_in_turns(
+    works: Mapping[str, Callable[[int], Any]],
+    rounds: int = ROUNDS,
+    *,
+    min_seconds: float = MIN_SECONDS,
+    clock: Callable[[Callable[[], Any]], float] | None = None,
+) -> Times:
+    """Seconds of one call of each work in every round; a round calls all of them, one after the other.
+
+    What drifts during a run, drifts for both sides of a ratio of the same round. Every work is called at least once
+    before the first round, and within a round as often as fills ``min_seconds``.
+
+    Args:
+        works: by name, in the order of their turns; called with the number of the round (0 before the first).
+        clock: seconds of a call; wall-clock if not given.
+    """
+    clock = clock or seconds_of
+    repeats = {}
+    for name, work in works.items():
+        once = clock(lambda work=work: work(0))
+        if once < min_seconds:  # the first call also pays for what later ones find ready
+            once = clock(lambda work=work: work(0))
+        repeats[name] = max(1, math.ceil(min_seconds / max(once, 1e-9)))
+    times: Times = {name: [] for name in works}
+    for number in range(rounds):
+        for name, work in works.items():
+
+            def turn(work: Callable[[int], Any] = work, calls: int = repeats[name], number: int = number) -> None:
+                for _ in range(calls):
+                    work(number)
+
+            times[name].append(clock(turn) / repeats[name])
+    return times
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    """Wall-clock seconds of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def turns_row(
+    suite: str, case: str, times: Times, ours: str, peer: str, target: float | None, *, backend: str, **extra: Any
+) -> Row:
+    """A row of the median of the ratios ``ours / peer`` of the rounds, with both times and the spread beside it."""
+    ratios = [a / b for a, b in zip(times[ours], times[peer], strict=True)]
+    facts = {
+        "seconds": statistics.median(times[ours]),
+        "peer_seconds": statistics.median(times[peer]),
+        "ratios": [round(ratio, 4) for ratio in ratios],
+    }
+    median = statistics.median(ratios)
+    return make_row(suite, case, peer, median, target, backend=backend, rounds=len(ratios), **facts, **extra)
+
+
 def host_facts() -> dict[str, Any]:
     """Processor, cores that this process may use, torch and its threads, and how busy the machine is."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -101,11 +160,26 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
 
 
-def data_folder(chosen: Path | None, corpus: ModuleType) -> Path:
+def import_fairseq() -> None:
+    """Imports fairseq with this package's architectures.
+
+    Raises:
+        CollabError: there is none in this environment.
+    """
+    try:
+        import fairseq_collab.models  # noqa: F401
+    except ImportError as error:
+        raise CollabError(
+            f"fairseq cannot be imported ({error}): use the Python of the environment it is in"
+        ) from error
+
+
+def data_folder(chosen: Path | None, corpus: ModuleType, option: str | None = None) -> Path:
     """A folder that ``data_prep`` made, or the one that it makes in the cache, downloading what is missing.
 
     Args:
-        chosen: the user's folder, taken as it is. corpus: ``data_prep.minilm`` or ``data_prep.snippets``.
+        chosen: the user's folder, taken as it is. corpus: a module of ``data_prep``.
+        option: that chose it; of the corpus's own name if not given.
 
     Raises:
         CollabError: the folder is not there, or the download failed.
@@ -114,7 +188,7 @@ def data_folder(chosen: Path | None, corpus: ModuleType) -> Path:
     if chosen is not None:
         if not chosen.is_dir():
             made_by = f"python -m data_prep {name} --destdir {chosen}"
-            raise CollabError(f"--{name} {chosen}: there is no such folder; make it with {made_by}")
+            raise CollabError(f"--{option or name} {chosen}: there is no such folder; make it with {made_by}")
         return chosen
     from data_prep.common import default_cache
 

@@ -1,0 +1,243 @@
+"""Writes the page of speeds from what ``benchmark.py`` measured: ``speed_page.py --json-dir DIR --out docs/speed.md``.
+
+DIR holds SUITE.json as ``benchmark.py SUITE --json DIR/SUITE.json`` writes it, of one machine; several folders make a
+part of the page each. Every figure on the page comes from those files, sentences of advice included; pictures are
+drawn from them into the folder ``speed`` beside the page. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import scaling  # noqa: E402
+from benchmarks.attention import BOTH, FORWARD  # noqa: E402
+from benchmarks.common import Row  # noqa: E402
+from benchmarks.layers import CONCATENATED  # noqa: E402
+
+from fairseq_collab.cli.ending import run_command  # noqa: E402
+from fairseq_collab.errors import CollabError  # noqa: E402
+from fairseq_collab.files import read_json, write_text  # noqa: E402
+
+SUITES = {
+    "attention": "One attention layer",
+    "scaling": "Lengths and key dims",
+    "train": "Training",
+    "generate": "Beam search",
+}
+MIXING = {"dense": "dense mixing", "windows": "window mixing", "picked": "picked mixing"}
+BUSY = 0.5  # load of a machine on which other programs run
+Suites = dict[str, list[Row]]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="speed_page.py", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--json-dir", type=Path, nargs="+", required=True, metavar="DIR", help="a machine's files each")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page, e.g. docs/speed.md")
+    return parser
+
+
+def load(folder: Path) -> Suites:
+    """The rows of each suite that was measured.
+
+    Raises:
+        CollabError: there are none, or a file is not what the benchmark writes.
+    """
+    suites = {}
+    for name in SUITES:
+        path = folder / f"{name}.json"
+        if not path.exists():
+            continue
+        rows = read_json(path)
+        if not isinstance(rows, list) or not rows or not all(row.get("suite") == name for row in rows):
+            raise CollabError(f"{path} is not what scripts/benchmark.py {name} --json writes; measure it again")
+        suites[name] = rows
+    if not suites:
+        commands = f"scripts/benchmark.py SUITE --json {folder}/SUITE.json"
+        raise CollabError(f"{folder} holds none of {', '.join(SUITES)} (.json); make them with {commands}")
+    return suites
+
+
+def page(machines: dict[Path, Suites], out: Path) -> str:
+    """The whole text; draws the pictures beside ``out``."""
+    parts = [
+        "# Speed\n",
+        "Every figure is a ratio of two things measured in turns in one run (A B A B ...), the median of the ratios of "
+        "all rounds; below 1, ours needs less. Absolute times are medians of the same rounds. This page is written by "
+        "`scripts/speed_page.py` from the files of `scripts/benchmark.py`.\n",
+    ]
+    for folder, suites in machines.items():
+        pictures = out.parent / "speed" / folder.name if len(machines) > 1 else out.parent / "speed"
+        pictures.mkdir(parents=True, exist_ok=True)
+        parts += machine_part(suites, folder, pictures, out.parent)
+    return "\n".join(parts)
+
+
+def machine_part(suites: Suites, folder: Path, pictures: Path, base: Path) -> list[str]:
+    """The part of one machine: its facts, the advice, a section a suite."""
+    rows = [row for suite in suites.values() for row in suite]
+    judged = [row for row in rows if row["met"] is not None]
+    met = sum(row["met"] for row in judged)
+    parts = [f"## {heading(rows[0]['host'])}\n", *warnings(rows)]
+    parts.append(f"{met} of {len(judged)} targets were met; the tables name each of them.\n")
+    parts += [f"- {sentence}" for sentence in advice(suites)]
+    for name, suite in suites.items():
+        module = importlib.import_module(f"benchmarks.{name}")
+        parts.append(f"\n### {SUITES[name]}\n\n{module.__doc__.strip()}\n")
+        parts.append(f"    python scripts/benchmark.py {name} --json {folder.name}/{name}.json\n")
+        parts.append(f"{host_line(suite)}\n")
+        parts += [f"![{path.stem}]({path.relative_to(base)})\n" for path in module.plot(suite, pictures)]
+        parts += crossing_tables(suite) if name == "scaling" else [table(suite)]
+    return parts
+
+
+def heading(host: dict) -> str:
+    return host.get("gpu") or f"{host['cpu']}, {host['threads']} threads"
+
+
+def host_line(rows: Sequence[Row]) -> str:
+    """The host of a suite and the rounds behind its figures."""
+    facts = ", ".join(f"{key} {value}" for key, value in rows[0]["host"].items())
+    rounds = sorted({row["rounds"] for row in rows})
+    return f"Host: {facts}. Rounds: {' or '.join(map(str, rounds))}."
+
+
+def warnings(rows: Sequence[Row]) -> list[str]:
+    """What forbids to cite the figures, if anything does."""
+    found = []
+    if any(row["quick"] for row in rows):
+        found.append("**Not to be cited: measured with `--quick`, on less work.**\n")
+    if any(row["host"]["load"] > BUSY for row in rows):
+        found.append("**Not to be cited: other programs were running on the machine.**\n")
+    return found
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows of a suite with their targets and absolute figures."""
+    marks = {None: "", True: "yes", False: "**no**"}
+    rated = any("rate" in row for row in rows)
+    lines = []
+    for row in rows:
+        found, target = f"{row['ratio']:.3f}", "" if row["target"] is None else f"{row['target']:.3f}"
+        if "speedup" in row:
+            found += f" ({row['speedup']:.2f}x)"
+            target += f" ({row['wanted_speedup']:.2f}x)"
+        figures = [row["case"], row["peer"], found, target, marks[row["met"]], *absolute(row)]
+        if rated:
+            shares = [f"{row[side] / row['limit_rate']:.0%}" for side in ("rate", "peer_rate") if side in row]
+            figures.append(" / ".join(shares))
+        lines.append([*figures, row["backend"]])
+    head = ["case", "against", "ratio", "at most", "met", "ours", "theirs", *(["of the limit"] if rated else [])]
+    return markdown([*head, "backend"], lines)
+
+
+def absolute(row: Row) -> tuple[str, str]:
+    """Ours and theirs in their units."""
+    for key, unit, factor in (
+        ("words_per_second", "words/s", 1),
+        ("tokens_per_second", "tokens/s", 1),
+        ("seconds", "ms", 1000),
+        ("bytes", "MB", 1e-6),
+    ):
+        if key in row:
+            return tuple(f"{row[side + key] * factor:,.4g} {unit}" for side in ("", "peer_"))
+    return "", ""
+
+
+def crossing_tables(rows: Sequence[Row]) -> list[str]:
+    """Where each layout passes concatenated heads: along T for every R, along R for every T."""
+    parts = []
+    layouts = list(dict.fromkeys(row["layout"] for row in rows))
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        chosen = [row for row in rows if row["dtype"] == dtype]
+        for what in (FORWARD, BOTH):
+            for axis, letter, fixed, fixed_letter in (("length", "T", "key_dim", "R"), ("key_dim", "R", "length", "T")):
+                lines = []
+                for value in sorted({row[fixed] for row in chosen}):
+                    curves = [scaling.curve(chosen, axis, what, layout, **{fixed: value}) for layout in layouts]
+                    lines.append([str(value), *(scaling.said(one, letter) if one else "" for one in curves)])
+                parts.append(f"Against {CONCATENATED} heads along {letter}, {what}, {dtype}:\n")
+                parts.append(markdown([fixed_letter, *layouts], lines))
+        best = max(chosen, key=lambda row: row["rate"] / row["limit_rate"])
+        parts.append(
+            f"The machine's own matrix product runs at {best['limit_rate'] / 1e9:,.4g} billion operations a second in "
+            f"{dtype}; the best of all points is {best['rate'] / best['limit_rate']:.0%} of it ({best['case']}).\n"
+        )
+    return parts
+
+
+def advice(suites: Suites) -> list[str]:
+    """What the figures say of the choice of a layout, of the key dim, and of whole models; in every precision."""
+    sentences = []
+    rows = suites.get("scaling", [])
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        chosen = [row for row in rows if row["dtype"] == dtype]
+        key_dim, length = scaling.middle(chosen)
+        sentences.append(f"{dtype}: {layout_advice(chosen, key_dim)}")
+        limits = [
+            f"{MIXING[layout]} is {scaling.said(scaling.curve(chosen, 'key_dim', BOTH, layout, length=length), 'R')}"
+            for layout in scaling.OURS
+        ]
+        sentences.append(f"{dtype}: with gradients at T = {length}, against concatenated heads, {'; '.join(limits)}.")
+    whole = [
+        *model_facts(suites.get("train", []), "a training step"),
+        *model_facts(suites.get("generate", []), "beam search"),
+    ]
+    if whole:
+        sentences.append(f"In a whole model, {'; '.join(whole)}.")
+    return sentences
+
+
+def layout_advice(rows: Sequence[Row], key_dim: int) -> str:
+    """Between which lengths dense mixing is faster than windows, in training."""
+    dense, windows = (
+        dict(scaling.curve(rows, "length", BOTH, layout, key_dim=key_dim)) for layout in ("dense", "windows")
+    )
+    points = [(length, windows[length] / dense[length]) for length in sorted(dense)]
+    where = scaling.said(points, "T")
+    return f"with gradients at R = {key_dim}, window mixing compared with dense mixing is {where}."
+
+
+def model_facts(rows: Sequence[Row], what: str) -> list[str]:
+    """How ours compare with concatenated heads in a whole model."""
+    found = []
+    for row in rows:
+        if row["peer"] != CONCATENATED:
+            continue
+        if row.get("measure") == "key cache":
+            found.append(
+                f"the key cache of {MIXING[row['layout']]} has {row['ratio']:.4g} of the bytes ({row['dtype']})"
+            )
+        else:
+            found.append(f"{what} with {MIXING[row['layout']]} takes {row['ratio']:.2f} of the time ({row['dtype']})")
+    return found
+
+
+def write(args: argparse.Namespace) -> None:
+    """Reads all folders, then writes the page."""
+    machines = {folder: load(folder) for folder in args.json_dir}
+    write_text(args.out, page(machines, args.out))
+    print(f"wrote {args.out}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line: 0 when the page was written."""
+    args = build_parser().parse_args(argv)
+    return run_command("speed_page.py", lambda: write(args), "the page was not written")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
