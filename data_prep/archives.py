@@ -47,7 +47,9 @@ class Located:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--raw``, ``--cache`` and ``--no-checksums``."""
     group = parser.add_argument_group("source")
-    group.add_argument("--raw", type=Path, metavar="DIR", help="folder that has the archives, or their files; no download")
+    group.add_argument(
+        "--raw", type=Path, metavar="DIR", help="folder that has the archives, or their files; no download"
+    )
     group.add_argument("--cache", type=Path, help="folder of downloads (default: $XDG_CACHE_HOME/fairseq-collab)")
     group.add_argument(
         "--no-checksums", action="store_true", help="take archives of another size or digest than the published one"

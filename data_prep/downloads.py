@@ -152,8 +152,8 @@ def _complete(file: RemoteFile, stream: IO[bytes]) -> None:
             arrived = stream.seek(0, os.SEEK_END)
             if arrived <= before:
                 raise CollabError(
-                    f"{file.filename} could not be downloaded from {file.url} ({reason}); check the network and run the "
-                    "same command again, or name a folder that has the file with --raw"
+                    f"{file.filename} could not be downloaded from {file.url} ({reason}); check the network and run "
+                    "the same command again, or name a folder that has the file with --raw"
                 ) from error
             if attempt == ATTEMPTS:
                 raise CollabError(
