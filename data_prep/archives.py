@@ -39,10 +39,6 @@ class Located:
     path: Path | None
     files: dict[str, Path]
 
-    def describe(self) -> str:
-        """What is noted about the source of a corpus."""
-        return self.archive.remote.digest or "not checked" if self.path else "unpacked files"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--raw``, ``--cache`` and ``--no-checksums``."""

@@ -19,7 +19,14 @@ from tqdm import tqdm
 from data_prep.parallel import collapse
 from fairseq_collab.errors import CollabError
 
-EMPTY, ONE_SIDED, NOT_UTF8, OVER_LONG, RATIO = "empty", "misaligned (one side empty)", "not UTF-8", "over-long", "ratio"
+EMPTY, ONE_SIDED, NOT_UTF8, OVER_LONG, RATIO = (
+    "empty",
+    "misaligned (one side empty)",
+    "not UTF-8",
+    "over-long",
+    "length ratio",
+)
+REASONS = (EMPTY, ONE_SIDED, NOT_UTF8, OVER_LONG, RATIO)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -91,17 +92,18 @@ def write_tokens(
         write = {split: stack.enter_context(open_sides(folder, split, langs)) for split in SPLITS}
         run = stack.enter_context(_worker_pool(cleaning, langs, workers))
         for split, pairs in splits.items():
-            progress = stack.enter_context(pair_bar(f"clean {split}", totals[split]))
-            kept = 0
-            for chunk in run(_chunks(line for pair in pairs for line in read_pairs(pair))):
-                progress.update(len(chunk))
-                for source, target, reason in chunk:
+            chunks = run(_chunks(line for pair in pairs for line in read_pairs(pair)))
+            with pair_bar(f"clean {split}", totals[split]) as progress:
+                for source, target, reason in (triple for chunk in chunks for triple in chunk):
+                    progress.update()
                     if reason:
                         dropped[split][reason] += 1
-                    if reason and split == "train":
-                        continue
-                    kept += 1
-                    to = "valid" if split == "train" and valid_every and kept % valid_every == 0 else split
+                        if split == "train":
+                            continue
+                    is_valid = (
+                        split == "train" and valid_every and (left["train"] + left["valid"] + 1) % valid_every == 0
+                    )
+                    to = "valid" if is_valid else split
                     write[to](source, target)
                     left[to] += 1
                     for lang, side in zip(langs, (source, target), strict=True):
@@ -194,5 +196,9 @@ def _worker_pool(cleaning: Cleaning, langs: tuple[str, str], workers: int) -> It
 
     try:
         yield run
+    except BrokenProcessPool as error:
+        raise CollabError(
+            "a worker process was ended from outside; run the same command with fewer --workers"
+        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -109,7 +109,11 @@ def fetch_remote(file: RemoteFile, folder: Path) -> Path:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise CollabError(f"another data_prep is downloading {path}; wait for it") from error
-        _complete(file, stream)
+        try:
+            _complete(file, stream)
+        finally:
+            if not part.stat().st_size:
+                part.unlink()
         if (reason := fault(part, file, digest)) is not None:
             part.unlink()
             known = "published" if file.digest else "recorded"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import parallel
-from data_prep.bitext import FilePair, write_natural
+from data_prep.bitext import REASONS, FilePair, write_natural
 from data_prep.cleaning import Cleaning, write_tokens
 from data_prep.common import StagedFolder
 from data_prep.subwords import BOTH, JOINED, LONGEST, Subwords, write_subwords
@@ -188,7 +188,8 @@ def table(
     ]
     first = natural or {"read": tokens["read"], "dropped": {}, "kept": {}}
     dropped = Counter(first["dropped"].get("train")) + Counter(tokens["dropped"].get("train"))
-    lines.append(f"dropped of {first['read']['train']:,} training pairs: {_listed(dropped)}")
+    all_reasons = {reason: dropped[reason] for reason in REASONS}
+    lines.append(f"dropped of {first['read']['train']:,} training pairs: {_listed(all_reasons)}")
     for split in ("valid", "test"):
         if unusual := {**first["kept"].get(split, {}), **tokens["kept"].get(split, {})}:
             lines.append(f"unusual but kept in {split}: {_listed(unusual)}")
@@ -205,7 +206,7 @@ def print_end(folder: Path, langs: tuple[str, str]) -> None:
 
 
 def _listed(counts: dict[str, int], before: str = "") -> str:
-    return ", ".join(f"{number:,} {before}{reason}" for reason, number in counts.items()) or "none"
+    return ", ".join(f"{number:,} {before}{reason}" for reason, number in counts.items())
 
 
 def _cores() -> int:

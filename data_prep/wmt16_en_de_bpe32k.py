@@ -92,10 +92,11 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def _unpack(folder: Path, located: list[Located]) -> dict[str, Any]:
-    for name, path in archives.unpack(located, folder).items():
+    files = archives.unpack(located, folder)
+    for name, path in files.items():
         if path.parent != folder:
             shutil.copyfile(path, folder / name)
-    return {"source": located[0].describe()}
+    return {"files": len(files)}
 
 
 def _pairs(folder: Path, prefixes: dict[str, str]) -> dict[str, list[FilePair]]:

@@ -3,93 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import socket
-import threading
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import pytest
 
-from data_prep import downloads
-from data_prep.downloads import RemoteFile, fetch_remote
-from fairseq_collab.errors import CollabError
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from _server import Server  # noqa: E402
+
+from data_prep.downloads import RemoteFile, fetch_remote  # noqa: E402
+from fairseq_collab.errors import CollabError  # noqa: E402
 
 CONTENT = bytes(range(256)) * 5000
-FORM = (
-    '<html><head><title>Drive - Virus scan warning</title></head><body><form id="download-form" action="{action}"'
-    ' method="get"><input type="submit" value="Download anyway"><input type="hidden" name="id" value="x&amp;y">'
-    '<input type="hidden" name="confirm" value="t"></form></body></html>'
-)
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Serves CONTENT as /file; `drop_after` bytes break a connection as often as `drops` says."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.ranges: list[str | None] = []
-        self.drops, self.drop_after = 0, 0
-        self.knows_ranges, self.says_length = True, True
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Server
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        if self.path.startswith("/page"):
-            return self.page("<html><title>Quota\n exceeded</title></html>")
-        if self.path.startswith("/uc"):
-            return self.page(FORM.format(action="/download?export=download"))
-        if self.path.startswith("/download") and self.path != "/download?export=download&id=x%26y&confirm=t":
-            return self.send_error(400)
-        if not self.path.startswith(("/file", "/download")):
-            return self.send_error(404)
-        wanted = self.headers.get("Range")
-        self.server.ranges.append(wanted)
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.knows_ranges else 0
-        if start >= len(CONTENT):
-            return self.send_error(416)
-        body = CONTENT[start:]
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
-        self.send_header("Content-Type", "application/octet-stream")
-        if self.server.says_length:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.server.drops:
-            self.server.drops -= 1
-            body = body[: self.server.drop_after]
-        self.wfile.write(body)
-
-    def page(self, text: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.end_headers()
-        self.wfile.write(text.encode())
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(downloads, "PAUSE", 0.0)
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def server(serve) -> Server:
+    return serve(CONTENT)
 
 
 def remote(server: Server, path: str = "/file", **more: object) -> RemoteFile:
@@ -202,7 +133,7 @@ def test_what_the_server_refuses_is_one_sentence(server, tmp_path, path, sentenc
     with pytest.raises(CollabError) as caught:
         fetch_remote(remote(server, path), tmp_path)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
-    assert not (tmp_path / "a.tgz").exists()
+    assert names(tmp_path) == []
 
 
 def test_refused_connection_is_one_sentence(tmp_path):
