@@ -7,8 +7,8 @@ fairseq-train needs. The published counts of that example are 160,239 training, 
 Two things differ from it: sacremoses stands in for the Perl tokenizer, and sentencepiece's BPE for subword-nmt's, so
 pieces are joined by --remove-bpe sentencepiece.
 
-The archive is de-en.tgz (CC BY-NC-ND 3.0, TED Conference LLC) from fairseq's own address, since the campaign's is gone.
-Its MD5 is not published there: the one that is checked was seen by another project.
+The archive is de-en.tgz (TED talks, CC BY-NC-ND) from the address in fairseq's example. No digest is published: the MD5
+that is checked was seen by another project.
 
 DESTDIR, when done:
   options.json            what it was made with; other options are refused
@@ -33,7 +33,7 @@ from data_prep.downloads import RemoteFile
 from data_prep.markup import write_segments, write_talks
 from data_prep.subwords import SUBWORDS, Subwords
 
-HELP = "talks, German-English, as in fairseq's example (20 MB download)"
+HELP = "talks, German-English, as in fairseq's example"
 LANGS = ("de", "en")
 TRAIN = "train.tags.de-en"
 TEST = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
