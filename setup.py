@@ -90,6 +90,7 @@ setup(
     extras_require={
         "fairseq": [f"ve-fairseq==0.12.3; {ON_WHEEL_PLATFORM}", f"fairseq-fixed==0.12.3.1; {ELSEWHERE}"],
         "hf": ["transformers>=4.57", "safetensors>=0.4"],
+        "corpora": ["sacremoses>=0.2"],
         "plot": ["matplotlib>=3.6"],
         "serve": ["ctranslate2>=4.5"],
         "dev": ["pytest>=7.4", "pytest-xdist>=3.5", "ruff>=0.6", "setuptools>=70.1"],

@@ -13,7 +13,17 @@ from collections.abc import Sequence
 
 from fairseq_collab.cli.ending import run_command
 
-CORPORA = ("homeassistant", "minilm", "snippets", "snippets-glue", "glue")
+CORPORA = (
+    "homeassistant",
+    "files",
+    "iwslt14_de_en",
+    "wmt16_en_de_bpe32k",
+    "wmt17_en_de",
+    "minilm",
+    "snippets",
+    "snippets-glue",
+    "glue",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

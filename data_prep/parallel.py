@@ -6,10 +6,14 @@ Corpora bring the pairs and say which split each belongs to; this module does no
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import re
+import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from data_prep.common import StagedFolder
 from fairseq_collab.errors import CollabError
 
 SPLITS = ("train", "valid", "test")
+_BINARISED = re.compile(r"\[\w+\] (\S+): \d+ sents, \d+ tokens, ([\d.e+-]+)% replaced")
 
 
 @dataclass
@@ -215,22 +220,58 @@ def write_pieces(
     return counts
 
 
-def write_binary(pieces_folder: Path, folder: Path, source_lang: str, target_lang: str) -> dict[str, Any]:
-    """Run fairseq-preprocess with one dictionary for both sides.
+def write_binary(
+    pieces_folder: Path,
+    folder: Path,
+    source_lang: str,
+    target_lang: str,
+    *,
+    joined: bool = True,
+    workers: int = 1,
+    more: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run fairseq-preprocess and return the entries of the dictionaries and how much of each file they do not know.
+
+    Args:
+        pieces_folder: where ``{split}.{lang}`` are. folder: where it writes.
+        source_lang: what the text is translated from. target_lang: and to.
+        joined: one dictionary for both sides. workers: processes. more: further options of fairseq-preprocess.
 
     Raises:
         CollabError: fairseq is not installed, or refused the text.
     """
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--joined-dictionary", "--workers", "1"]
-    command += ["--source-lang", source_lang, "--target-lang", target_lang, "--destdir", str(folder)]
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--workers", str(workers), "--destdir", str(folder)]
+    command += ["--source-lang", source_lang, "--target-lang", target_lang]
+    command += [*(["--joined-dictionary"] if joined else []), *more]
     for split in SPLITS:
         command += [f"--{split}pref", str(pieces_folder / split)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode != 0:
-        last = (done.stdout.strip() or "no message").splitlines()[-1]
+    unknown: dict[str, float] = {}
+    last = "no message"
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+    )
+    try:
+        with tqdm(total=2 * len(SPLITS), desc="fairseq-preprocess", unit="file") as progress:
+            for line in process.stdout:
+                last = line.strip() or last
+                if match := _BINARISED.search(line):
+                    unknown[Path(match[1]).name] = float(match[2])
+                    progress.update()
+        process.wait()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    finally:
+        process.stdout.close()
+    if process.returncode != 0:
         raise CollabError(f"fairseq-preprocess failed ({last}); is fairseq installed for {sys.executable}?")
-    entries = (folder / f"dict.{target_lang}.txt").read_text(encoding="utf-8").count("\n")
-    return {"dictionary": entries}
+    entries = {
+        lang: (folder / f"dict.{lang}.txt").read_text(encoding="utf-8").count("\n")
+        for lang in (source_lang, target_lang)
+    }
+    return {"dictionary": entries[target_lang], "dictionaries": entries, "unknown": unknown}
 
 
 def counts_table(

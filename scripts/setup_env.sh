@@ -18,7 +18,7 @@ venv="$root/.venv"
 stamp="$venv/fairseq_collab.stamp"      # written last: its presence means that the installation is complete
 unfinished="$venv/fairseq_collab.unfinished"
 log="$root/.venv.log"
-extras="fairseq,plot,serve,hf,dev"
+extras="fairseq,corpora,plot,serve,hf,dev"
 
 say() { printf 'setup_env: %s\n' "$*"; }
 die() { printf 'setup_env: error: %s\n' "$*" >&2; exit 1; }

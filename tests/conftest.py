@@ -10,7 +10,9 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -170,3 +172,27 @@ def evaluate_bleu() -> Iterator[ModuleType]:
     spec.loader.exec_module(module)
     yield module
     sys.path[:] = path
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], Any]]:
+    """A function that starts a server of one file; downloads do not pause before they are resumed."""
+    from _server import Server
+
+    from data_prep import downloads
+
+    monkeypatch.setattr(downloads, "PAUSE", 0.0)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    with ExitStack() as stack:
+
+        def start(content: bytes) -> Server:
+            server = stack.enter_context(Server(content))
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return server
+
+        yield start
