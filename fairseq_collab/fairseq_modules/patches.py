@@ -1,7 +1,7 @@
 """Everything that the plugin changes in fairseq itself, in one list: `install()` puts it in place.
 
 checkpoint_utils.load_checkpoint_to_cpu   stock: torch's exception for a damaged or refused file
-                                          here: the file, why, and the newest readable one beside it
+                                          here: the file, why, and the newest readable one of its run
 checkpoint_utils.torch_persistent_save    stock: tries again into the half-written file
                                           here: every attempt writes a new file
 PathManager.copy                          stock: overwrites checkpoint_last.pt in place
