@@ -22,7 +22,7 @@ from fairseq_collab.cli.ending import run_command
 from fairseq_collab.concatenate import to_concatenated
 from fairseq_collab.config import ATTENTIONS
 from fairseq_collab.decomposition.methods import METHODS
-from fairseq_collab.errors import CollabError
+from fairseq_collab.errors import CollabError, one_a_line
 from fairseq_collab.flags import parse_heads
 from fairseq_collab.report import ConversionReport
 
@@ -166,11 +166,6 @@ def _space_reason(state: dict[str, Any], output: Path) -> Optional[str]:
     return f"{output} needs up to {needed:,} bytes and {folder} has {free:,} left; make room or give another folder"
 
 
-def _sentences(reasons: Sequence[str]) -> str:
-    """One line of all reasons, each of them once."""
-    return "; ".join(dict.fromkeys(reason.rstrip(".") for reason in reasons))
-
-
 def request_of(args: argparse.Namespace) -> convert.Request:
     """What the arguments ask for."""
     heads = parse_heads(args.attention)
@@ -219,7 +214,7 @@ def run(args: argparse.Namespace) -> None:
         if args.bleu and task not in TRANSLATION:
             reasons.append(f"--bleu needs a model that translates, this one was trained for {task}; leave it out")
     if reasons:
-        raise CollabError(_sentences(reasons))
+        raise CollabError(one_a_line(reason.rstrip(".") for reason in reasons))
     if args.to_hf:
         from fairseq_collab.fairseq_modules.hf_export import export
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fairseq_collab.models  # noqa: F401 (registers the architectures)
 from fairseq_collab.adapters.hf_encoder import IDS_KEY, MODEL_PREFIX
 from fairseq_collab.checkpoint import model_options, set_model_options
-from fairseq_collab.config import CollabConfig, check_attention
+from fairseq_collab.config import CollabConfig
 from fairseq_collab.conversion import Request
 from fairseq_collab.errors import CollabError
 from fairseq_collab.fairseq_modules import hf_folder, hf_start
@@ -42,13 +42,7 @@ def check(state: dict[str, Any], path: str, request: Request) -> list[str]:
     if request.key_dim is None:
         reasons.append("--budget and --max-error are not for encoders of transformers; give --key-dim")
     else:
-        shape = encoder_shape(hf_folder.config_of(options.hf_config))
-        try:
-            check_attention(request.attention(shape, request.key_dim), shape, "encoder")
-        except CollabError as error:
-            reasons.append(str(error))
-        if request.mix_dim is not None and request.mix_dim > request.key_dim:
-            reasons.append(f"--mix-dim is {request.mix_dim}, more than the {request.key_dim} shared dims")
+        reasons += request.refused_dims({"encoder": encoder_shape(hf_folder.config_of(options.hf_config))})
     if request.calibrate is not None and Path(request.calibrate).is_dir():
         reasons += _check_data(options, request.calibrate)
     return reasons

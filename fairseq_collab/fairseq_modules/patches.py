@@ -232,7 +232,7 @@ def user_error(error: BaseException | None) -> str | None:
         if isinstance(error, CollabError):
             return where + str(error)
         if type(error).__name__ == "ProcessRaisedException":
-            reported = re.findall(r"^(?:[\w.]*\.)?CollabError: (.+)$", str(error), re.MULTILINE)
+            reported = re.findall(r"^(?:[\w.]*\.)?CollabError: (.+(?:\n.+)*)", str(error), re.MULTILINE)
             return reported[-1] if reported else None
         handled = error.__context__ if type(error) is Exception and not error.__suppress_context__ else None
         loading = re.match("Cannot load model parameters from checkpoint (.+?);", str(error))
