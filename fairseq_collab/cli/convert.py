@@ -27,6 +27,8 @@ from fairseq_collab.flags import parse_heads
 from fairseq_collab.report import ConversionReport
 
 PROG = "fairseq-collab-convert"
+BATCH = "--batch-size 8"  # fairseq has no default
+TRAINING = f"--optimizer adam --lr 1e-05 {BATCH}"  # the least that fairseq-train needs, to begin with
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -271,7 +273,7 @@ def _print_commands(args: argparse.Namespace, state: dict[str, Any]) -> None:
     if name == "language_modeling":
         use, shown = "eval-lm", ""
     elif use == "validate":
-        shown += " --batch-size 8"  # fairseq-validate has no default
+        shown += f" {BATCH}"
     # without the plugin, torch 2.6 and newer refuses the argparse.Namespace that every checkpoint of fairseq holds
     trust = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 " if args.to_concatenated and _refuses_namespaces() else ""
     print(f"use:       {trust}fairseq-{use} {data}{plugin} --path {args.output}{shown}")
@@ -280,12 +282,12 @@ def _print_commands(args: argparse.Namespace, state: dict[str, Any]) -> None:
     if is_hf_encoder(options):
         # the checkpoint brings the configuration of its model
         flags = " ".join(["--arch", options.arch, *task_flags(task)])
-        print(f"fine-tune: fairseq-train {data}{plugin} {flags} --finetune-from-model {args.output}")
+        print(f"fine-tune: fairseq-train {data}{plugin} {flags} --finetune-from-model {args.output} {TRAINING}")
         return
     flags = " ".join([*architecture_flags(options, model_name(options)), *task_flags(task)])
     print(
         f"fine-tune: fairseq-train {data} --user-dir fairseq_collab {flags} --collab-config {args.output} "
-        f"--finetune-from-model {args.output}"
+        f"--finetune-from-model {args.output} {TRAINING}"
     )
 
 

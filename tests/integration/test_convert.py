@@ -120,7 +120,7 @@ def test_a_converted_model_is_fine_tuned_with_the_printed_flags(
     assert "--share-all-embeddings" in printed and "--decoder-normalize-before" in printed
     fairseq(
         *("train", toy_data, "--user-dir", plugin_dir, "--save-dir", folder, *printed, "--lr", 1e-30),
-        *("--optimizer", "adam", "--max-tokens", 800, "--max-epoch", 1, "--cpu", "--num-workers", 0),
+        *("--max-epoch", 1, "--cpu", "--num-workers", 0),
     )
     before, after = torch.load(output)["model"], torch.load(folder / "checkpoint_last.pt")["model"]
     assert before.keys() == after.keys()
