@@ -6,7 +6,7 @@ checkpoint_utils.torch_persistent_save    stock: tries again into the half-writt
                                           here: every attempt writes a new file
 PathManager.copy                          stock: overwrites checkpoint_last.pt in place
                                           here: a temporary file, then a rename
-BaseFairseqModel.load_state_dict          stock: lists of missing names
+BaseFairseqModel.load_state_dict          stock: lists of missing names and wrong sizes
                                           here: the converter, or the flag to give
 interactive.make_batches                  stock: an over-long line ends the run (also in translate() of hub models)
                                           here: the line is cut, with a warning
