@@ -1,6 +1,7 @@
 """`fairseq-collab-convert` on fine-tuned encoders of transformers: the paper's second step, and folders to serve."""
 
 import re
+import shutil
 
 import pytest
 import torch
@@ -124,6 +125,43 @@ def test_a_folder_written_for_transformers_has_the_same_logits(data, finetuned, 
     ours, expected = load(path, data, kind)
     assert torch.equal(found, expected)
     assert convert("--path", path, "--output", tmp_path / "folder", "--to-hf") == 1
+
+
+def test_a_folder_is_written_without_the_tokenizer_that_was_lost(data, finetuned, tmp_path, capsys):
+    state = torch.load(finetuned("bert"))
+    shutil.copytree(state["cfg"]["model"].hf_model, tmp_path / "model")
+    state["cfg"]["model"].hf_model = str(tmp_path / "model")
+    torch.save(state, tmp_path / "in.pt")
+    for path in (tmp_path / "model").glob("*token*"):
+        path.unlink()
+    lost = ("--path", tmp_path / "in.pt", "--to-hf", "--output")
+    assert convert(*lost, tmp_path / "without") == 0
+    told = capsys.readouterr().out
+    assert f"without a tokenizer, which {tmp_path / 'model'} has no longer: to have one, export again" in told
+    assert "--tokenizer DIR" in told and not list((tmp_path / "without").glob("*token*"))
+    shutil.rmtree(tmp_path / "model")
+    assert convert(*lost, tmp_path / "gone") == 0
+    assert "without a tokenizer, whose folder is gone: to have one" in capsys.readouterr().out
+    assert convert(*lost, tmp_path / "wrong", "--tokenizer", tmp_path / "without") == 1
+    assert f"--tokenizer {tmp_path / 'without'} has no tokenizer" in capsys.readouterr().err
+    hf.make_tokenizer("bert").save_pretrained(tmp_path / "words")
+    assert convert(*lost, tmp_path / "with", "--tokenizer", tmp_path / "words") == 0
+    assert list((tmp_path / "with").glob("tokenizer.json"))
+
+
+def test_data_that_cannot_be_calibrated_on_is_told_in_a_sentence(data, finetuned, tmp_path, capsys):
+    shutil.copytree(data("bert"), tmp_path / "data")
+    flags = ("--path", finetuned("bert"), "--output", tmp_path / "out.pt", "--key-dim", 8, "--calibrate")
+    assert convert(*flags, tmp_path / "data/input0") == 1
+    error = capsys.readouterr().err
+    assert f"input0 is only a part of the data; give the folder above it, {tmp_path / 'data'}\n" in error
+    for path in (tmp_path / "data/input0").glob("train.*"):
+        path.unlink()
+    assert convert(*flags, tmp_path / "data") == 1
+    assert f"calibration needs the train split, which {tmp_path / 'data'} does not have" in capsys.readouterr().err
+    (tmp_path / "data/input0/dict.txt").unlink()
+    assert convert(*flags, tmp_path / "data") == 1
+    assert "data has no input0/dict.txt; give a folder that" in capsys.readouterr().err
 
 
 def test_what_cannot_be_converted_is_refused_with_all_reasons(data, finetuned, tmp_path, capsys):
