@@ -24,7 +24,7 @@ from tqdm import tqdm
 from data_prep import whole_folder
 from data_prep.common import sha256_of
 from data_prep.glue_files import MAX_SCORE, TASKS, Example, GlueTask, Split, find_files, find_task, read_split
-from data_prep.glue_text import RobertaTextEncoder, TextEncoder, task_flags
+from data_prep.glue_text import UNKNOWN, RobertaTextEncoder, TextEncoder, task_flags
 from fairseq_collab.errors import CollabError
 from fairseq_collab.files import write_json
 
@@ -33,7 +33,6 @@ MANIFEST = "prepared.json"
 PREPARATION = "preparation.json"
 FEWEST_TOKENS = 8
 _CHUNK = 1000
-_UNKNOWN = 3  # fairseq's id of <unk>
 _FIRST_LABEL, _END_OF_LABEL = 4, 2
 
 
@@ -102,6 +101,11 @@ def _build(folder: Path, task: GlueTask, files: dict[str, Path], encoder: TextEn
     counts = {}
     for split, found in splits.items():
         counts[split] = {**write_inputs(folder, split, found.examples, encoder), **_count(task, found)}
+        if number := counts[split]["separators"]:
+            print(
+                f"{split}: {number:,} examples name the separator in their text, where it is read as <unk>; it would "
+                "look like the end of a sentence"
+            )
         if not split.startswith("test"):
             write_labels(folder / "label", split, task, found.examples)
     write_json(folder / PREPARATION, describe(task, encoder, args.max_length, counts))
@@ -124,7 +128,7 @@ def describe(task: GlueTask, encoder: TextEncoder, max_length: int, counts: dict
 
 
 def write_inputs(folder: Path, split: str, examples: list[Example], encoder: TextEncoder) -> dict[str, int]:
-    """Write ``input0`` (and ``input1``) of a split, and return counts of tokens, unknown ones, and cut examples."""
+    """Write ``input0`` (and ``input1``) of a split, and return counts of its tokens and of what happened to them."""
     import torch
     from fairseq.data import indexed_dataset
 
@@ -133,16 +137,17 @@ def write_inputs(folder: Path, split: str, examples: list[Example], encoder: Tex
         indexed_dataset.make_builder(str(folder / name / f"{split}.bin"), impl="mmap", vocab_size=encoder.size)
         for name in names
     ]
-    counts: Counter[str] = Counter(tokens=0, unknown=0, cut=0)
+    counts: Counter[str] = Counter(tokens=0, unknown=0, cut=0, separators=0)
     with tqdm(total=len(examples), desc=f"encode {split}", unit="example") as progress:
         for start in range(0, len(examples), _CHUNK):
             chunk = examples[start : start + _CHUNK]
             for encoded in encoder.encode([example.texts for example in chunk]):
                 counts["cut"] += encoded.was_cut
+                counts["separators"] += encoded.has_separator
                 for builder, ids in zip(builders, encoded.inputs, strict=True):
                     builder.add_item(torch.tensor(ids, dtype=torch.int32))
                     counts["tokens"] += len(ids) - 1
-                    counts["unknown"] += ids.count(_UNKNOWN)
+                    counts["unknown"] += ids.count(UNKNOWN)
             progress.update(len(chunk))
     for builder, name in zip(builders, names, strict=True):
         builder.finalize(str(folder / name / f"{split}.idx"))

@@ -12,15 +12,22 @@ from typing import Any, NamedTuple, Protocol
 
 from fairseq_collab.errors import CollabError
 
-BOS, EOS = 0, 2  # fairseq's ids of <s> and </s>
+BOS, EOS, UNKNOWN = 0, 2, 3  # fairseq's ids of <s>, </s> and <unk>
 ROBERTA_FILES = ("encoder.json", "vocab.bpe", "dict.txt")
 
 
 class EncodedText(NamedTuple):
-    """The ids of ``input0`` (and ``input1``), each ending with `</s>`, and whether tokens were cut off."""
+    """The ids of a text.
+
+    Args:
+        inputs: of ``input0`` (and ``input1``), each ending with `</s>`.
+        was_cut: whether tokens were cut off.
+        has_separator: whether the text itself named the separator, which was then read as `<unk>`.
+    """
 
     inputs: tuple[list[int], ...]
     was_cut: bool
+    has_separator: bool = False
 
 
 class TextEncoder(Protocol):

@@ -10,6 +10,9 @@ fairseq's tasks add themselves:
   that is empty or holds white space or a lone surrogate, one that is named like a special symbol of fairseq without
   being it, and one named ``madeupwordNNNN`` with an N that is not its id. So a name of that form always tells the id.
 * Ids without a token (rows of padding in an embedding matrix) have no line.
+
+The names of special tokens in a text are special tokens, as HF reads them, but for the separator. By it a model in
+fairseq finds where the second sentence begins, so one that is named in a text becomes `<unk>`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data_prep.glue_text import EOS, EncodedText, rebuild
+from data_prep.glue_text import EOS, UNKNOWN, EncodedText, rebuild
 from fairseq_collab._transformers import import_transformers
 from fairseq_collab.errors import CollabError
 
@@ -160,7 +163,8 @@ class HFTextEncoder:
         ]
 
     def _split(self, text: tuple[str, ...], hf_ids: list[int], sides: list[int | None], cut: bool) -> EncodedText:
-        ids = [self.vocabulary.fairseq_ids[hf_id] for hf_id in hf_ids]
+        whole = [self.vocabulary.fairseq_ids[hf_id] for hf_id in hf_ids]
+        ids = [UNKNOWN if id == EOS and side is not None else id for id, side in zip(whole, sides, strict=True)]
         inputs = tuple(
             [*(id for id, side in zip(ids, sides, strict=True) if side == number), EOS] for number in range(len(text))
         )
@@ -170,7 +174,7 @@ class HFTextEncoder:
                 f"the tokenizer in {self.path} makes {' '.join(names)[:200]} of {text!r}"[:500] + ", and fairseq's "
                 "sentence_prediction can only build <s> A </s>, <s> A </s> B </s> and <s> A </s> </s> B </s>"
             )
-        return EncodedText(inputs, cut)
+        return EncodedText(inputs, cut, ids != whole)
 
     def _find_separators(self) -> None:
         pair = self._tokenizer(["a"], ["a"])

@@ -27,6 +27,10 @@ _DAMAGE = re.compile(
     re.IGNORECASE,
 )
 _REFUSED = re.compile(r"(?:GLOBAL|class|function)\s+`?((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)")
+# as fairseq calls the checkpoints of a training, and what follows for one part of several
+_OF_A_RUN = re.compile(
+    r"checkpoint(?:_last|_best|\d+|_\d+_\d+|\.best_\w+_-?[\d.]+?)(?P<part>-(?:shard|rank|model_part).*)?\.pt"
+)
 _SAVE_ATTEMPTS = 3
 _SECONDS_BETWEEN_ATTEMPTS = 2.5
 
@@ -50,10 +54,19 @@ def damage(path: str | os.PathLike) -> str | None:
     return None
 
 
-def newest_readable_beside(path: str | os.PathLike) -> Path | None:
-    """The youngest whole checkpoint in the folder of `path`, other than `path` itself; None when there is none."""
+def newest_readable_of_run(path: str | os.PathLike) -> Path | None:
+    """The youngest whole checkpoint of the training that saved `path`, other than `path` itself; None without any.
+
+    Checkpoints are of one training when they lie in one folder under the names that fairseq gives them.
+    """
     path = Path(path)
-    others = [other for other in path.parent.glob("*.pt") if other.name != path.name and other.is_file()]
+    own = _OF_A_RUN.fullmatch(path.name)
+    others = [
+        other
+        for other in path.parent.glob("*.pt")
+        if (found := _OF_A_RUN.fullmatch(other.name)) and own and found["part"] == own["part"]
+        if other.name != path.name and other.is_file()
+    ]
     for other in sorted(others, key=lambda other: (other.stat().st_mtime_ns, other.name), reverse=True):
         if _zip_is_whole(other):
             return other
@@ -75,14 +88,15 @@ def _zip_is_whole(path: Path) -> bool:
 
 
 def _damaged(path: str | os.PathLike, reason: str) -> CollabError:
-    other = newest_readable_beside(path)
-    if other is None:
+    if (other := newest_readable_of_run(path)) is not None:
+        advice = (
+            f"the newest readable one of the same training is {other}: "
+            f"continue training with --restore-file {other}, or name it where {Path(path).name} was named"
+        )
+    elif _OF_A_RUN.fullmatch(Path(path).name):
         advice = "no other readable checkpoint lies beside it: take it from a copy, or move it away to begin anew"
     else:
-        advice = (
-            f"the newest readable one beside it is {other}: "
-            f"continue training with --restore-file {other}, or give it to --path"
-        )
+        advice = "take it from a copy, or make it again"
     return CollabError(f"checkpoint {path} is damaged ({reason}); {advice}")
 
 
@@ -193,7 +207,7 @@ def _not_written(filename: str, error: BaseException) -> str:
     free = f", {shutil.disk_usage(folder).free:,} bytes are free there" if os.path.isdir(folder) else ""
     if os.path.isfile(filename):
         rest = "the file of that name is still the one saved before"
-    elif (other := newest_readable_beside(filename)) is not None:
+    elif (other := newest_readable_of_run(filename)) is not None:
         rest = f"the last checkpoint that was saved whole is {other}"
     else:
         rest = "no checkpoint has been saved there yet"

@@ -4,6 +4,7 @@ The steps themselves are ``convert`` and ``conversion_training``.
 """
 
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -13,10 +14,17 @@ from torch import Tensor
 from fairseq_collab.adapters import fairseq_transformer as adapter
 from fairseq_collab.adapters.fairseq_options import architecture
 from fairseq_collab.checkpoint import model_options, set_model_options
-from fairseq_collab.config import ATTENTIONS, AttentionConfig, AttentionShape, CollabConfig, resolve_attention
+from fairseq_collab.config import (
+    ATTENTIONS,
+    AttentionConfig,
+    AttentionShape,
+    CollabConfig,
+    check_attention,
+    resolve_attention,
+)
 from fairseq_collab.decomposition.calibration import Whitening
 from fairseq_collab.decomposition.layer import CollaborativeLayer, ConcatenatedLayer
-from fairseq_collab.errors import CollabError
+from fairseq_collab.errors import PLACE, CollabError, merge_places
 from fairseq_collab.report import ConversionReport
 
 OLD_KEYS = ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias")
@@ -61,6 +69,20 @@ class Request:
         return resolve_attention(
             shape, collaborative=True, key_dim=key_dim, mix_layout=self.mix_layout, mix_dim=mix_dim
         )
+
+    def refused_dims(self, shapes: Mapping[str, AttentionShape]) -> list[str]:
+        """Why ``key_dim`` or ``mix_dim`` cannot be that of these attentions, each reason once."""
+        found = []
+        for kind, shape in shapes.items():
+            try:
+                check_attention(self.attention(shape, self.key_dim), shape, kind)
+            except CollabError as error:
+                # all layers are alike
+                found.append((kind, str(error).replace(f"the {kind} attention of layer 0", f"the {PLACE} attention")))
+        reasons = merge_places(found)
+        if self.mix_dim is not None and self.mix_dim > self.key_dim:
+            reasons.append(f"--mix-dim is {self.mix_dim}, more than the {self.key_dim} shared dims")
+        return reasons
 
 
 @dataclass

@@ -24,7 +24,7 @@ from fairseq_collab.decomposition.layer import (
     score_error,
     weight_error,
 )
-from fairseq_collab.errors import CollabError
+from fairseq_collab.errors import PLACE, CollabError, merge_places, one_a_line
 from fairseq_collab.report import ConversionReport
 
 
@@ -49,18 +49,14 @@ def check(state: dict[str, Any], path: str, request: Request) -> list[str]:
     reasons = []
     if not kinds:
         reasons.append(f"--attention names none of the attentions of this model, {', '.join(shapes)}")
-    for kind in kinds if request.key_dim is not None else ():
-        try:
-            config = request.attention(shapes[kind], request.key_dim)
-            check_attention(config, shapes[kind], kind)
-            if request.mix_dim is not None and request.mix_dim > request.key_dim:
-                reasons.append(f"--mix-dim is {request.mix_dim}, more than the {request.key_dim} shared dims")
-        except CollabError as error:
-            reasons.append(str(error))
+    if request.key_dim is not None:
+        reasons += request.refused_dims({kind: shapes[kind] for kind in kinds})
     adapter.upgrade_names(state["model"], name)
-    for one in adapter.attentions(name, shapes, kinds):
-        if reason := _unusable(state["model"], one, shapes[one.kind].embed_dim):
-            reasons.append(reason)
+    unusable = (
+        (one.prefix, _unusable(state["model"], one, shapes[one.kind].embed_dim))
+        for one in adapter.attentions(name, shapes, kinds)
+    )
+    reasons += merge_places((prefix, reason) for prefix, reason in unusable if reason)
     if request.calibrate is not None and Path(request.calibrate).is_dir():
         from fairseq_collab.fairseq_modules.data_folder import check_data
 
@@ -77,10 +73,10 @@ def to_collaborative(state: dict[str, Any], path: str, request: Request) -> Conv
         state: a checkpoint of one of the models of ``adapters.fairseq_transformer``. path: what to call it in messages.
 
     Raises:
-        CollabError: all reasons that can be known beforehand, in one sentence each; or what came up on the way.
+        CollabError: all reasons that can be known beforehand, a sentence and a line each; or what came up on the way.
     """
     if reasons := check(state, path, request):
-        raise CollabError(" ".join(reason if reason.endswith(".") else reason + "." for reason in reasons))
+        raise CollabError(one_a_line(reason if reason.endswith(".") else reason + "." for reason in reasons))
     drop_training_state(state)
     if is_hf_encoder(model_options(state, path)):
         from fairseq_collab.fairseq_modules import hf_convert
@@ -115,16 +111,17 @@ def to_collaborative(state: dict[str, Any], path: str, request: Request) -> Conv
 
 
 def _unusable(weights: dict[str, Any], one: adapter.Attention, width: int) -> Optional[str]:
+    """Why an attention cannot be converted, with ``errors.PLACE`` for its name."""
     for key in ("q_proj.weight", "k_proj.weight", "q_proj.bias"):
         tensor = weights.get(f"{one.prefix}.{key}")
         if tensor is None:
-            return f"{one.prefix} has no {key}: this is no ordinary attention"
+            return f"there is no {key} in {PLACE}: this is no ordinary attention"
         if tensor.size(0) != width:
-            return f"{one.prefix}.{key} has {tensor.size(0)} rows, not {width}: pruned heads cannot be converted"
+            return f"{key} of {PLACE} has {tensor.size(0)} rows, not {width}: pruned heads cannot be converted"
         if not torch.isfinite(tensor).all():
-            return f"{one.prefix}.{key} holds NaN or infinite values; repair or retrain the model"
+            return f"{key} of {PLACE} holds NaN or infinite values; repair or retrain the model"
     if f"{one.prefix}.bias_k" in weights:
-        return f"{one.prefix} has add_bias_kv, with which collaborative heads are not equivalent"
+        return f"there is an add_bias_kv in {PLACE}, with which collaborative heads are not equivalent"
     return None
 
 

@@ -23,7 +23,7 @@ from fairseq_collab.decomposition.layer import CollaborativeLayer, convert_layer
 from fairseq_collab.decomposition.methods import METHODS
 from fairseq_collab.decomposition.observation import collect_moments
 from fairseq_collab.decomposition.refine import Student, refine_layers
-from fairseq_collab.errors import CollabError
+from fairseq_collab.errors import PLACE, CollabError, merge_places, one_a_line
 from fairseq_collab.report import ConversionReport
 
 
@@ -68,7 +68,7 @@ def swap_to_collaborative(
         what was done, a row an attention: ``table()``, ``save(folder)``.
 
     Raises:
-        CollabError: every reason for which the swap is refused, a sentence each.
+        CollabError: every reason for which the swap is refused, a sentence and a line each.
     """
     adapter, mix_dim, refine_steps = as_adapter(adapter), _plain(mix_dim), _plain(refine_steps)
     found = adapter.find(model)
@@ -159,24 +159,24 @@ def _configs(
             f"dim_shared_query_key has {len(dims)} entries for {len(found)} attentions; give one number, or one for "
             f"each of {', '.join(found)}."
         )
-    configs = {}
+    configs, refused = {}, []
     for (name, one), key_dim in zip(found.items(), dims, strict=False):
         config = _config(one, key_dim, mix_dim)
         if isinstance(config, str):
-            reasons.append(config)
+            refused.append((name, config))
         else:
             configs[name] = config
-    if reasons:
-        raise CollabError(" ".join(dict.fromkeys(reasons)))
+    if reasons or refused:
+        raise CollabError(one_a_line([*reasons, *merge_places(refused)]))
     return configs
 
 
 def _config(one: FoundAttention, key_dim: Any, mix_dim: Union[int, str, None]) -> Union[AttentionConfig, str]:
-    """The configuration of an attention, or why there is none."""
+    """The configuration of an attention, or why there is none, with ``errors.PLACE`` for its name."""
     parts = one.parts
     heads, width = parts.num_heads, one.width
     if isinstance(key_dim, bool) or not isinstance(key_dim, int) or not 1 <= key_dim <= width:
-        return f"dim_shared_query_key is {key_dim!r} for {one.name}; give a whole number from 1 to {width}."
+        return f"dim_shared_query_key is {key_dim!r} for {PLACE}; give a whole number from 1 to {width}."
     if mix_dim == "dense":
         mix_dim = key_dim
     elif mix_dim is None:
@@ -184,7 +184,7 @@ def _config(one: FoundAttention, key_dim: Any, mix_dim: Union[int, str, None]) -
     least = -(-key_dim // heads)
     if isinstance(mix_dim, bool) or not isinstance(mix_dim, int) or not least <= mix_dim <= key_dim:
         return (
-            f'mix_dim is {mix_dim!r} for {one.name}; give "dense", or from {least}, below which shared dims lie idle, '
+            f'mix_dim is {mix_dim!r} for {PLACE}; give "dense", or from {least}, below which shared dims lie idle, '
             f"to {key_dim}."
         )
     scale = parts.scale if parts.scale is not None else functional.default_scale(width, heads)

@@ -17,7 +17,7 @@ from fairseq_collab.adapters.library_attention import Call, LibraryAttention, No
 from fairseq_collab.attention import CollaborativeAttention
 from fairseq_collab.config import AttentionConfig
 from fairseq_collab.decomposition.layer import CollaborativeLayer, ConcatenatedLayer
-from fairseq_collab.errors import CollabError
+from fairseq_collab.errors import PLACE, CollabError, merge_places
 
 IMPLEMENTATIONS = ("eager", "sdpa")
 
@@ -109,9 +109,7 @@ class CollaborativeLayerAdapter:
                 )
                 if reason not in reasons:
                     reasons.append(reason)
-        for one in found.values():
-            reasons += one.problems()
-        return reasons
+        return reasons + merge_places((one.name, reason) for one in found.values() for reason in one.problems())
 
 
 @dataclass(frozen=True)
@@ -133,25 +131,25 @@ class FoundAttention:
         return self.parts.query.out_features
 
     def problems(self) -> list[str]:
-        """Why this attention cannot be replaced."""
+        """Why this attention cannot be replaced, with ``errors.PLACE`` for its name."""
         parts, reasons = self.parts, []
         for role in ("query", "key", "value"):
             if reason := _unusable(getattr(parts, role)):
-                return [f"The {role} projection of {self.name} {reason}."]
+                return [f"The {role} projection of {PLACE} {reason}."]
         width = parts.query.in_features
         embedding = getattr(self.module, "position_embedding_type", "absolute")
         if embedding not in ("absolute", None):
-            reasons.append(f"{self.name} has {embedding} position embeddings in its scores, which shared keys lack.")
+            reasons.append(f"The scores of {PLACE} have {embedding} position embeddings, which shared keys lack.")
         if any(one.out_features != width for one in (parts.query, parts.key, parts.value)) or width % parts.num_heads:
             reasons.append(
-                f"{self.name} has {parts.query.out_features} query dims for {parts.num_heads} heads and a width of "
-                f"{width}: pruned heads, or heads of another width, cannot be swapped."
+                f"There are {parts.query.out_features} query dims for {parts.num_heads} heads and a width of {width} "
+                f"in {PLACE}: pruned heads, or heads of another width, cannot be swapped."
             )
         for role in ("query", "key"):
             for key, tensor in getattr(parts, role).named_parameters():
                 if not torch.isfinite(tensor).all():
                     reasons.append(
-                        f"The {key} of the {role} projection of {self.name} holds NaN or infinite values; repair or "
+                        f"The {key} of the {role} projection of {PLACE} holds NaN or infinite values; repair or "
                         "retrain the model."
                     )
         return reasons

@@ -22,11 +22,13 @@ from fairseq_collab.cli.ending import run_command
 from fairseq_collab.concatenate import to_concatenated
 from fairseq_collab.config import ATTENTIONS
 from fairseq_collab.decomposition.methods import METHODS
-from fairseq_collab.errors import CollabError
+from fairseq_collab.errors import CollabError, one_a_line
 from fairseq_collab.flags import parse_heads
 from fairseq_collab.report import ConversionReport
 
 PROG = "fairseq-collab-convert"
+BATCH = "--batch-size 8"  # fairseq has no default
+TRAINING = f"--optimizer adam --lr 1e-05 {BATCH}"  # the least that fairseq-train needs, to begin with
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -166,11 +168,6 @@ def _space_reason(state: dict[str, Any], output: Path) -> Optional[str]:
     return f"{output} needs up to {needed:,} bytes and {folder} has {free:,} left; make room or give another folder"
 
 
-def _sentences(reasons: Sequence[str]) -> str:
-    """One line of all reasons, each of them once."""
-    return "; ".join(dict.fromkeys(reason.rstrip(".") for reason in reasons))
-
-
 def request_of(args: argparse.Namespace) -> convert.Request:
     """What the arguments ask for."""
     heads = parse_heads(args.attention)
@@ -219,7 +216,7 @@ def run(args: argparse.Namespace) -> None:
         if args.bleu and task not in TRANSLATION:
             reasons.append(f"--bleu needs a model that translates, this one was trained for {task}; leave it out")
     if reasons:
-        raise CollabError(_sentences(reasons))
+        raise CollabError(one_a_line(reason.rstrip(".") for reason in reasons))
     if args.to_hf:
         from fairseq_collab.fairseq_modules.hf_export import export
 
@@ -276,7 +273,7 @@ def _print_commands(args: argparse.Namespace, state: dict[str, Any]) -> None:
     if name == "language_modeling":
         use, shown = "eval-lm", ""
     elif use == "validate":
-        shown += " --batch-size 8"  # fairseq-validate has no default
+        shown += f" {BATCH}"
     # without the plugin, torch 2.6 and newer refuses the argparse.Namespace that every checkpoint of fairseq holds
     trust = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 " if args.to_concatenated and _refuses_namespaces() else ""
     print(f"use:       {trust}fairseq-{use} {data}{plugin} --path {args.output}{shown}")
@@ -285,12 +282,12 @@ def _print_commands(args: argparse.Namespace, state: dict[str, Any]) -> None:
     if is_hf_encoder(options):
         # the checkpoint brings the configuration of its model
         flags = " ".join(["--arch", options.arch, *task_flags(task)])
-        print(f"fine-tune: fairseq-train {data}{plugin} {flags} --finetune-from-model {args.output}")
+        print(f"fine-tune: fairseq-train {data}{plugin} {flags} --finetune-from-model {args.output} {TRAINING}")
         return
     flags = " ".join([*architecture_flags(options, model_name(options)), *task_flags(task)])
     print(
         f"fine-tune: fairseq-train {data} --user-dir fairseq_collab {flags} --collab-config {args.output} "
-        f"--finetune-from-model {args.output}"
+        f"--finetune-from-model {args.output} {TRAINING}"
     )
 
 

@@ -8,11 +8,24 @@ It is concatenated when there is `PREFIX.q_proj.bias` or, in checkpoints of old 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fairseq_collab.adapters.fairseq_transformer import upgrade_names
-from fairseq_collab.errors import CollabError
+from fairseq_collab.errors import CollabError, one_a_line
+
+_SIZES = re.compile(
+    r"size mismatch for (\S+): copying a param with shape torch\.Size\(\[([\d, ]*)\]\) from checkpoint, "
+    r"the shape in current model is torch\.Size\(\[([\d, ]*)\]\)"
+)
+# learned positions begin after the padding index, 1
+_BEFORE_POSITIONS = 2
+_POSITION_FLAGS = {
+    "encoder.sentence_encoder": "--max-positions",
+    "encoder": "--max-source-positions",
+    "decoder": "--max-target-positions",
+}
 
 
 class AttentionShape(NamedTuple):
@@ -152,8 +165,43 @@ def _distinct(shapes: Iterable[AttentionShape]) -> set[int]:
     return {shape.key_dim for shape in shapes}
 
 
+def sizes_sentence(report: str) -> str | None:
+    """What to do about the sizes in torch's report of a state dict that does not fit, a line a reason; None without."""
+    found = {name: (theirs, ours) for name, theirs, ours in _SIZES.findall(report)}
+    reasons = []
+    for name, shapes in found.items():
+        module = name.removesuffix(".weight")
+        sizes = [[int(size) for size in shape.split(",") if size.strip()] for shape in shapes]
+        if len(sizes[0]) != 2 or len(sizes[1]) != 2 or sizes[0][1] != sizes[1][1]:
+            continue
+        theirs, ours = sizes[0][0], sizes[1][0]
+        flag = _POSITION_FLAGS.get(module.removesuffix(".embed_positions"))
+        if module.endswith(".embed_positions") and flag is not None:
+            theirs, ours = theirs - _BEFORE_POSITIONS, ours - _BEFORE_POSITIONS
+            reasons.append(
+                f"the checkpoint has {theirs} positions at {module} and the model {ours}: give {flag} {theirs}"
+            )
+        elif module.endswith(".embed_tokens"):
+            reasons.append(
+                f"the checkpoint has {theirs} symbols at {module} and the model {ours}: give data that is binarised "
+                "with the dictionary of the checkpoint (fairseq-preprocess --srcdict, --tgtdict)"
+            )
+    if found and not reasons:
+        name, (theirs, ours) = next(iter(found.items()))
+        more = f", and {len(found) - 1} more differ" if len(found) > 1 else ""
+        reasons = [
+            f"{name} is {_product(theirs)} in the checkpoint and {_product(ours)} in the model{more}: repeat the sizes "
+            "of the checkpoint's model on the command line"
+        ]
+    return one_a_line(reasons) or None
+
+
+def _product(shape: str) -> str:
+    return shape.replace(", ", " x ")
+
+
 def load_state_dict(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Stock lists every missing and unexpected name, which says nothing about what to do."""
+    """Stock lists every missing and unexpected name and every wrong size, which says nothing about what to do."""
 
     def load(self, state_dict, strict=True, model_cfg=None, *args, **kwargs):
         renumbers_layers = any(getattr(model_cfg, f"{side}_layers_to_keep", None) for side in ("encoder", "decoder"))
@@ -162,6 +210,12 @@ def load_state_dict(stock: Callable[..., Any]) -> Callable[..., Any]:
             if any(".sentence_encoder." in name for name in ours):
                 upgrade_names(theirs, "roberta")
             check_attentions(theirs, ours)
-        return stock(self, state_dict, strict, model_cfg, *args, **kwargs)
+        try:
+            return stock(self, state_dict, strict, model_cfg, *args, **kwargs)
+        except RuntimeError as error:
+            # after stock, which mends some sizes
+            if (sentence := sizes_sentence(str(error))) is None:
+                raise
+            raise CollabError(sentence) from error
 
     return load

@@ -32,7 +32,7 @@ def check_data(state: dict[str, Any], data: str | os.PathLike, flag: str) -> lis
         return [f"{flag} cannot read text for the task {task}, only for {known}; convert without text"]
     embeddings = adapter.FAMILIES[adapter.model_name(model_options(state, "the checkpoint"))].embeddings
     try:
-        names = _dictionaries(options, task, folder)
+        names = dictionary_files(options, folder)
     except CollabError:
         return [f"{flag} {data} has no binarised text of two languages; give a folder that fairseq-preprocess made"]
     reasons = []
@@ -53,12 +53,13 @@ def splits(data: str, task: str) -> list[str]:
     return sorted({file.name.split(".")[0] for file in folder.glob("*.idx")})
 
 
-def _dictionaries(options: Namespace, task: str, folder: Path) -> dict[str, str]:
-    """The file of the dictionary of each side of a model.
+def dictionary_files(options: Namespace, folder: Path) -> dict[str, str]:
+    """The file of the dictionary of each side of a model for the task of these options.
 
     Raises:
         CollabError: the languages are not known, and the folder does not tell.
     """
+    task = fairseq_task.task_name(options)
     if task not in fairseq_task.TRANSLATION:
         name = "input0/dict.txt" if task == fairseq_task.CLASSIFICATION else "dict.txt"
         return {"encoder": name, "decoder": name}
@@ -68,9 +69,16 @@ def _dictionaries(options: Namespace, task: str, folder: Path) -> dict[str, str]
     return {"encoder": f"dict.{languages[0]}.txt", "decoder": f"dict.{languages[1]}.txt"}
 
 
+def no_dictionary(folder: Path, name: str) -> str:
+    """What is wrong with a folder that lacks the dictionary `name`, to follow the folder's own name."""
+    if (folder.parent / name).is_file():
+        return f" is only a part of the data; give the folder above it, {folder.parent}"
+    return f" has no {name}; give a folder that fairseq-preprocess made for this model"
+
+
 def _dictionary_reason(options: Namespace, folder: Path, name: str, side: str, embeddings: int) -> str | None:
     if not (folder / name).is_file():
-        return f" has no {name}; give a folder that fairseq-preprocess made for this model"
+        return no_dictionary(folder, name)
     dictionary = Dictionary.load(str(folder / name))
     written = len(dictionary)
     for symbol in fairseq_task.added_symbols(options):

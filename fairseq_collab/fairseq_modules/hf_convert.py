@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 import fairseq_collab.models  # noqa: F401 (registers the architectures)
 from fairseq_collab.adapters.hf_encoder import IDS_KEY, MODEL_PREFIX
-from fairseq_collab.checkpoint import model_options, set_model_options
-from fairseq_collab.config import CollabConfig, check_attention
+from fairseq_collab.checkpoint import model_options, set_model_options, task_options
+from fairseq_collab.config import CollabConfig
 from fairseq_collab.conversion import Request
 from fairseq_collab.errors import CollabError
 from fairseq_collab.fairseq_modules import hf_folder, hf_start
+from fairseq_collab.fairseq_modules.data_folder import dictionary_files, no_dictionary
 from fairseq_collab.fairseq_modules.hf_encoder import HFEncoder
 from fairseq_collab.fairseq_modules.hf_swap import calibration_batches, encoder_shape, swap
 from fairseq_collab.report import ConversionReport
@@ -42,23 +43,17 @@ def check(state: dict[str, Any], path: str, request: Request) -> list[str]:
     if request.key_dim is None:
         reasons.append("--budget and --max-error are not for encoders of transformers; give --key-dim")
     else:
-        shape = encoder_shape(hf_folder.config_of(options.hf_config))
-        try:
-            check_attention(request.attention(shape, request.key_dim), shape, "encoder")
-        except CollabError as error:
-            reasons.append(str(error))
-        if request.mix_dim is not None and request.mix_dim > request.key_dim:
-            reasons.append(f"--mix-dim is {request.mix_dim}, more than the {request.key_dim} shared dims")
+        reasons += request.refused_dims({"encoder": encoder_shape(hf_folder.config_of(options.hf_config))})
     if request.calibrate is not None and Path(request.calibrate).is_dir():
-        reasons += _check_data(options, request.calibrate)
+        reasons += _check_data(options, task_options(state), request.calibrate)
     return reasons
 
 
-def _check_data(options: Namespace, data: str) -> list[str]:
-    files = [Path(data) / name for name in ("input0/dict.txt", "dict.txt")]
-    path = next((file for file in files if file.is_file()), None)
-    if path is None:
-        return [f"--calibrate {data} has neither input0/dict.txt nor dict.txt; give a folder with binarised text"]
+def _check_data(options: Namespace, task: Namespace, data: str) -> list[str]:
+    name = dictionary_files(task, Path(data))["encoder"]
+    path = Path(data) / name
+    if not path.is_file():
+        return [f"--calibrate {data}{no_dictionary(Path(data), name)}"]
     dictionary = Dictionary.load(str(path))
     dictionary.add_symbol("<mask>")
     try:
@@ -128,9 +123,6 @@ def _calibration(state: dict[str, Any], model: nn.Module, request: Request) -> l
     task_cfg = cfg.task if cfg is not None else convert_namespace_to_omegaconf(state["args"]).task
     with open_dict(task_cfg):
         task_cfg.data = request.calibrate
-    try:
-        task = tasks.setup_task(task_cfg)
-        encoder = HFEncoder(task.source_dictionary, model, state["model"][IDS_KEY])
-        return calibration_batches(task, encoder, request.sentences, request.seed)
-    except (FileNotFoundError, AssertionError) as error:
-        raise CollabError(f"--calibrate {request.calibrate} is no data of this model's task: {error}") from error
+    task = tasks.setup_task(task_cfg)
+    encoder = HFEncoder(task.source_dictionary, model, state["model"][IDS_KEY])
+    return calibration_batches(task, encoder, request.sentences, request.seed)

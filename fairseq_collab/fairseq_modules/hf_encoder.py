@@ -35,9 +35,11 @@ class HFEncoder(FairseqEncoder):
     def inputs(self, src_tokens: Tensor) -> dict[str, Tensor]:
         """What the model of transformers takes for ``src_tokens`` (B, T): ids, mask and, if it has them, segments.
 
-        Segment 0 goes up to the first separator, the others are 1, padding 0, as its tokenizers count.
+        Padding is what lies before the first or after the last token: a pad token between others is text. Segment 0
+        goes up to the first separator, the others are 1, padding 0, as its tokenizers count.
         """
-        visible = src_tokens.ne(self.dictionary.pad())
+        token = src_tokens.ne(self.dictionary.pad())
+        visible = token.cumsum(1).gt(0) & token.flip(1).cumsum(1).flip(1).gt(0)
         found = {"input_ids": self.hf_ids[src_tokens], "attention_mask": visible.long()}
         if self.family.segments:
             ends = src_tokens.eq(self.dictionary.eos()).long()

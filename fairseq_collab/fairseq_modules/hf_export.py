@@ -31,7 +31,7 @@ def export(state: dict[str, Any], path: str, output: Path, tokenizer: Optional[s
         state: the checkpoint. path: what to call it in messages.
         output: a folder that does not exist, or is empty.
         tokenizer: folder with the tokenizer to put beside; when None, the one that the training started from if it is
-            still there.
+            still there, or else none.
 
     Returns:
         a sentence that says what was written and how to load it.
@@ -41,9 +41,7 @@ def export(state: dict[str, Any], path: str, output: Path, tokenizer: Optional[s
     """
     options = model_options(state, path)
     model = to_transformers(state, options)
-    source = tokenizer or getattr(options, "hf_model", None)
-    known = source is not None and (tokenizer is not None or Path(source).is_dir())
-    words = hf_folder.load_tokenizer(source, "--tokenizer" if tokenizer else "--hf-model") if known else None
+    words, without = _tokenizer(options, tokenizer)
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     swapped = is_swapped(options)
     try:
@@ -58,8 +56,26 @@ def export(state: dict[str, Any], path: str, output: Path, tokenizer: Optional[s
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     loader = "fairseq_collab.load_collaborative" if swapped else f"transformers.{type(model).__name__}.from_pretrained"
-    without = "" if words is not None else " without a tokenizer, whose folder is gone: give --tokenizer"
     return f"{type(model).__name__}{without}; load it with {loader}({str(output)!r})"
+
+
+def _tokenizer(options: Namespace, named: Optional[str]) -> tuple[Any, str]:
+    """The tokenizer of ``--tokenizer``, or else of the folder that the training started from; or None, and a remark.
+
+    Raises:
+        CollabError: ``--tokenizer`` names a folder without one.
+    """
+    if named is not None:
+        return hf_folder.load_tokenizer(named, "--tokenizer"), ""
+    source = getattr(options, "hf_model", None)
+    if source is not None and Path(source).is_dir():
+        try:
+            return hf_folder.load_tokenizer(source), ""
+        except CollabError:
+            reason = f"which {source} has no longer"
+    else:
+        reason = "whose folder is gone"
+    return None, f" without a tokenizer, {reason}: to have one, export again to another folder with --tokenizer DIR"
 
 
 def to_transformers(state: dict[str, Any], options: Namespace) -> nn.Module:

@@ -78,10 +78,17 @@ def calibration_batches(task: Any, encoder: HFEncoder, sentences: int, seed: int
     """Samples of a task's train split as the model of transformers takes them.
 
     Raises:
-        CollabError: there are fewer than two that the model can read.
+        CollabError: there is no train split, or there are fewer than two samples in it that the model can read.
     """
     kept = task.datasets.get("train")
-    task.load_dataset("train", task_cfg=task.cfg)
+    try:
+        task.load_dataset("train", task_cfg=task.cfg)
+    except (FileNotFoundError, AssertionError) as error:
+        # the tasks name the file, but not why it is wanted
+        raise CollabError(
+            f"calibration needs the train split, which {task.cfg.data} does not have ({error}); binarise one, or leave "
+            "--calibrate out"
+        ) from error
     dataset = task.datasets.pop("train")
     if kept is not None:
         task.datasets["train"] = kept

@@ -1,12 +1,12 @@
 """Everything that the plugin changes in fairseq itself, in one list: `install()` puts it in place.
 
 checkpoint_utils.load_checkpoint_to_cpu   stock: torch's exception for a damaged or refused file
-                                          here: the file, why, and the newest readable one beside it
+                                          here: the file, why, and the newest readable one of its run
 checkpoint_utils.torch_persistent_save    stock: tries again into the half-written file
                                           here: every attempt writes a new file
 PathManager.copy                          stock: overwrites checkpoint_last.pt in place
                                           here: a temporary file, then a rename
-BaseFairseqModel.load_state_dict          stock: lists of missing names
+BaseFairseqModel.load_state_dict          stock: lists of missing names and wrong sizes
                                           here: the converter, or the flag to give
 interactive.make_batches                  stock: an over-long line ends the run (also in translate() of hub models)
                                           here: the line is cut, with a warning
@@ -232,7 +232,7 @@ def user_error(error: BaseException | None) -> str | None:
         if isinstance(error, CollabError):
             return where + str(error)
         if type(error).__name__ == "ProcessRaisedException":
-            reported = re.findall(r"^(?:[\w.]*\.)?CollabError: (.+)$", str(error), re.MULTILINE)
+            reported = re.findall(r"^(?:[\w.]*\.)?CollabError: (.+(?:\n.+)*)", str(error), re.MULTILINE)
             return reported[-1] if reported else None
         handled = error.__context__ if type(error) is Exception and not error.__suppress_context__ else None
         loading = re.match("Cannot load model parameters from checkpoint (.+?);", str(error))

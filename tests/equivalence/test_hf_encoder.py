@@ -9,6 +9,18 @@ import _hf as hf  # noqa: E402
 from rule import assert_as_exact_as  # noqa: E402
 
 import fairseq_collab.models  # noqa: E402, F401 (registers the architectures)
+from data_prep.glue_text import rebuild  # noqa: E402
+from data_prep.hf_vocabulary import HFTextEncoder  # noqa: E402
+
+NAMES_IN_TEXT = [
+    "ba [SEP] be",
+    "[PAD] be [PAD]",
+    "[CLS] ba",
+    "ba [MASK] <mask>",
+    "bi",
+    "[SEP]",
+    "</s> <pad> [SEP] [PAD]",
+]
 
 
 @pytest.mark.parametrize("kind", hf.KINDS)
@@ -29,6 +41,32 @@ def test_a_fine_tuned_model_keeps_its_logits(kind, sides, tmp_path):
         found, _ = model(**batch, features_only=True, classification_head_name=hf.HEAD)
         plain, exact = source(**inputs).logits, source.double()(**inputs).logits
     assert_as_exact_as(found, plain, exact)
+
+
+@pytest.mark.parametrize("kind", hf.KINDS)
+@pytest.mark.parametrize("sides", (1, 2), ids=("single", "pairs"))
+def test_names_of_special_tokens_in_a_text_change_neither_segments_nor_masks(kind, sides, tmp_path):
+    from fairseq.data import data_utils
+
+    hf.make_folder(tmp_path / "hf", kind)
+    tokenizer = hf.make_tokenizer(kind)
+    texts = [(first, second)[:sides] for first in NAMES_IN_TEXT for second in NAMES_IN_TEXT]
+    hf.write_pairs(tmp_path / "data", tokenizer, {"valid": [("ba", "be")]})
+    model = hf.start(hf.pair_task(tmp_path / "data"), kind, tmp_path / "hf")
+    encoder = HFTextEncoder(tmp_path / "hf", 40)
+    rows = [torch.tensor(rebuild(one.inputs, encoder.separators)) for one in encoder.encode(texts)]
+    for left_pad in (False, True):
+        tokenizer.padding_side = "left" if left_pad else "right"
+        expected = tokenizer(*map(list, zip(*texts, strict=True)), padding=True, return_tensors="pt")
+        found = model.encoder.inputs(data_utils.collate_tokens(rows, model.encoder.dictionary.pad(), left_pad=left_pad))
+        ids = expected.pop("input_ids")
+        written = ids.eq(tokenizer.sep_token_id) & found["input_ids"].ne(tokenizer.sep_token_id)
+        # a separator in a text is an unknown token
+        assert found["input_ids"].tolist() == ids.masked_fill(written, tokenizer.unk_token_id).tolist()
+        assert written.any() and found["input_ids"].eq(tokenizer.sep_token_id).sum() == sides * len(texts)
+        assert found["attention_mask"].tolist() == expected["attention_mask"].tolist()
+        if "token_type_ids" in found:
+            assert found["token_type_ids"].tolist() == expected["token_type_ids"].tolist()
 
 
 @pytest.mark.parametrize("kind", hf.KINDS)

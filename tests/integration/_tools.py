@@ -219,7 +219,7 @@ def assert_flags_rebuild(fairseq, printed, data, plugin_dir, folder):
     flags = re.search(r"fairseq-train DATA --user-dir fairseq_collab (.*)", printed).group(1).split()
     fairseq(
         *("train", data, "--user-dir", plugin_dir, "--save-dir", folder / "tuned", *flags, "--lr", 1e-30),
-        *("--optimizer", "adam", "--max-tokens", 800, "--max-epoch", 1, "--cpu", "--num-workers", 0),
+        *("--max-epoch", 1, "--cpu", "--num-workers", 0),
     )
     first, second = (torch.load(folder / name) for name in ("converted.pt", "tuned/checkpoint_last.pt"))
     before, after = first["model"], second["model"]

@@ -186,6 +186,8 @@ def test_a_dictionary_without_the_mask_is_told_from_a_wrong_one(refused, convert
 def test_what_cannot_be_done_is_told_beforehand(refused, masked_lm, classifier, toy_data, toy_classes, tmp_path):
     small = ("--key-dim", 16)
     assert "has no input0/dict.txt" in refused(classifier, *small, "--calibrate", toy_data)
+    told = refused(classifier, *small, "--calibrate", toy_classes / "input0")
+    assert f"is only a part of the data; give the folder above it, {toy_classes}" in told
     assert "has no dict.txt" in refused(masked_lm, *small, "--calibrate", toy_classes)
     assert "--attention names none of the attentions of this model, encoder" in refused(
         masked_lm, *small, "--attention", "cross"

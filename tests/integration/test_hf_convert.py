@@ -1,6 +1,7 @@
 """`fairseq-collab-convert` on fine-tuned encoders of transformers: the paper's second step, and folders to serve."""
 
 import re
+import shutil
 
 import pytest
 import torch
@@ -10,12 +11,6 @@ import _hf as hf  # noqa: E402
 
 from fairseq_collab import load_collaborative  # noqa: E402
 from fairseq_collab.cli.convert import main  # noqa: E402
-
-FLAGS = (
-    *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 3, "--init-token", 0),
-    *("--optimizer", "adam", "--lr", 0.001, "--batch-size", 8, "--cpu", "--num-workers", 0, "--max-positions", 40),
-    *("--log-format", "simple", "--no-epoch-checkpoints"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +96,8 @@ def test_a_converted_checkpoint_is_fine_tuned_with_the_printed_flags(
     output = tmp_path / "small.pt"
     assert convert("--path", finetuned("bert"), "--output", output, "--key-dim", 8) == 0
     flags = re.search(r"fine-tune: fairseq-train DATA --user-dir fairseq_collab (.*)", capsys.readouterr().out)[1]
-    command = ("--user-dir", plugin_dir, *flags.split(), *FLAGS, "--max-epoch", 1, "--save-dir", tmp_path / "saved")
-    done = fairseq("train", data("bert"), *command)
+    command = ("--user-dir", plugin_dir, *flags.split(), "--cpu", "--num-workers", 0, "--max-epoch", 1)
+    done = fairseq("train", data("bert"), *command, "--save-dir", tmp_path / "saved")
     assert "loading pretrained model from" in done.stdout
     before, after = torch.load(output)["model"], torch.load(tmp_path / "saved" / "checkpoint_last.pt")["model"]
     assert before.keys() == after.keys()
@@ -130,6 +125,43 @@ def test_a_folder_written_for_transformers_has_the_same_logits(data, finetuned, 
     ours, expected = load(path, data, kind)
     assert torch.equal(found, expected)
     assert convert("--path", path, "--output", tmp_path / "folder", "--to-hf") == 1
+
+
+def test_a_folder_is_written_without_the_tokenizer_that_was_lost(data, finetuned, tmp_path, capsys):
+    state = torch.load(finetuned("bert"))
+    shutil.copytree(state["cfg"]["model"].hf_model, tmp_path / "model")
+    state["cfg"]["model"].hf_model = str(tmp_path / "model")
+    torch.save(state, tmp_path / "in.pt")
+    for path in (tmp_path / "model").glob("*token*"):
+        path.unlink()
+    lost = ("--path", tmp_path / "in.pt", "--to-hf", "--output")
+    assert convert(*lost, tmp_path / "without") == 0
+    told = capsys.readouterr().out
+    assert f"without a tokenizer, which {tmp_path / 'model'} has no longer: to have one, export again" in told
+    assert "--tokenizer DIR" in told and not list((tmp_path / "without").glob("*token*"))
+    shutil.rmtree(tmp_path / "model")
+    assert convert(*lost, tmp_path / "gone") == 0
+    assert "without a tokenizer, whose folder is gone: to have one" in capsys.readouterr().out
+    assert convert(*lost, tmp_path / "wrong", "--tokenizer", tmp_path / "without") == 1
+    assert f"--tokenizer {tmp_path / 'without'} has no tokenizer" in capsys.readouterr().err
+    hf.make_tokenizer("bert").save_pretrained(tmp_path / "words")
+    assert convert(*lost, tmp_path / "with", "--tokenizer", tmp_path / "words") == 0
+    assert list((tmp_path / "with").glob("tokenizer.json"))
+
+
+def test_data_that_cannot_be_calibrated_on_is_told_in_a_sentence(data, finetuned, tmp_path, capsys):
+    shutil.copytree(data("bert"), tmp_path / "data")
+    flags = ("--path", finetuned("bert"), "--output", tmp_path / "out.pt", "--key-dim", 8, "--calibrate")
+    assert convert(*flags, tmp_path / "data/input0") == 1
+    error = capsys.readouterr().err
+    assert f"input0 is only a part of the data; give the folder above it, {tmp_path / 'data'}\n" in error
+    for path in (tmp_path / "data/input0").glob("train.*"):
+        path.unlink()
+    assert convert(*flags, tmp_path / "data") == 1
+    assert f"calibration needs the train split, which {tmp_path / 'data'} does not have" in capsys.readouterr().err
+    (tmp_path / "data/input0/dict.txt").unlink()
+    assert convert(*flags, tmp_path / "data") == 1
+    assert "data has no input0/dict.txt; give a folder that" in capsys.readouterr().err
 
 
 def test_what_cannot_be_converted_is_refused_with_all_reasons(data, finetuned, tmp_path, capsys):

@@ -199,6 +199,13 @@ def test_options_that_say_nothing_without_a_key_dim_are_refused(task, folder):
     assert "more than the model width 32" in refused(task, "bert", folder, key_dim=64)
 
 
+def test_calibration_without_a_train_split_is_refused_in_a_sentence(folder, tmp_path):
+    hf.write_pairs(tmp_path, hf.make_tokenizer("bert"), {"valid": hf.pairs(4)})
+    message = refused(hf.pair_task(tmp_path), "bert", folder, key_dim=8, calibrate=True)
+    assert message.startswith(f"calibration needs the train split, which {tmp_path} does not have")
+    assert message.endswith("binarise one, or leave --calibrate out")
+
+
 def test_a_checkpoint_decides_about_its_model(task, folder, data, tmp_path):
     model = hf.start(task, "bert", folder, key_dim=8)
     model.args.arch = model.args._name = "bert_collab"

@@ -214,6 +214,20 @@ def test_flags_that_contradict_the_checkpoint_are_refused(train_roberta, pretrai
         assert sentence in done.stdout.strip().splitlines()[-1]
 
 
+def test_other_positions_than_the_checkpoint_s_are_told_with_the_flag(train_roberta, toy_classes, classifier, tmp_path):
+    path = classifier[0] / "checkpoint_last.pt"
+    for way in ("--finetune-from-model", "--restore-file"):
+        flags = ("--collab-config", path, "--max-positions", 20, way, path)
+        done = train_roberta(tmp_path, *flags, data=toy_classes, base=classifier_flags(), check=False)
+        told = done.stdout.strip().splitlines()[-1]
+        assert done.returncode != 0 and "Traceback" not in done.stdout
+        assert "positions at encoder.sentence_encoder.embed_positions and the model 20: give --max-positions" in told
+        right = int(told.rpartition(" ")[2])
+    assert right == torch.load(path)["model"]["encoder.sentence_encoder.embed_positions.weight"].size(0) - 2
+    flags = ("--collab-config", path, "--max-positions", right, "--finetune-from-model", path, "--max-epoch", 1)
+    train_roberta(tmp_path, *flags, data=toy_classes, base=classifier_flags())
+
+
 def test_an_old_checkpoint_with_ordinary_heads_is_sent_to_the_converter(plugin):
     model = build(plugin, DESCRIBED)
     stock = build(plugin, (*DESCRIBED, "--collaborative-heads", "none"))

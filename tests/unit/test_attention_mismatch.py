@@ -114,6 +114,38 @@ def test_loading_into_a_fairseq_model_compares_the_attentions():
         model.load_state_dict(concatenated(), strict=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "theirs", "ours", "expected"),
+    [
+        (
+            "encoder.embed_positions",
+            (34, 8),
+            (18, 8),
+            "32 positions at encoder.embed_positions and the model 16: give ",
+        ),
+        ("decoder.embed_positions", (34, 8), (18, 8), "give --max-target-positions 32"),
+        ("encoder.embed_tokens", (34, 8), (18, 8), "34 symbols at encoder.embed_tokens and the model 18: give data"),
+        (
+            "encoder.embed_tokens",
+            (34, 8),
+            (34, 4),
+            "encoder.embed_tokens.weight is 34 x 8 in the checkpoint and 34 x 4",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_told_in_a_sentence(name, theirs, ours, expected):
+    from fairseq.models import BaseFairseqModel
+
+    model = BaseFairseqModel()
+    side, module = name.split(".")
+    setattr(model, side, torch.nn.ModuleDict({module: torch.nn.Embedding(*ours)}))
+    with pytest.raises(CollabError) as caught:
+        model.load_state_dict({f"{name}.weight": torch.zeros(theirs)})
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict({})
+
+
 def test_layers_left_out_on_purpose_are_not_compared_by_number():
     from fairseq.models import BaseFairseqModel
 

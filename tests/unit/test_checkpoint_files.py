@@ -14,7 +14,8 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
-from fairseq_collab.checkpoint_files import newest_readable_beside, require_readable
+from fairseq_collab.checkpoint import load_checkpoint
+from fairseq_collab.checkpoint_files import newest_readable_of_run, require_readable
 from fairseq_collab.errors import CollabError
 from fairseq_collab.fairseq_modules import patches
 
@@ -65,11 +66,33 @@ def test_damaged_checkpoint_is_named_and_the_newest_readable_one_offered(tmp_pat
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("name", ["finetuned.pt", "checkpoint_last-shard0.pt", "checkpoint_last.pt"])
+def test_files_of_other_trainings_are_not_offered_for_a_damaged_one(tmp_path, name):
+    for other in ("roberta.pt", "checkpoint_last-shard1.pt", "converted_checkpoint1.pt", "checkpoint_of_a_friend.pt"):
+        save(tmp_path / other)
+    damaged = truncate(save(tmp_path / name))
+    with pytest.raises(CollabError) as caught:
+        load_checkpoint(damaged)
+    message = str(caught.value)
+    assert message.startswith(f"checkpoint {damaged} is damaged (its end is missing")
+    assert message.count(".pt") == 1 and "--restore-file" not in message
+    assert message.endswith("or make it again" if name == "finetuned.pt" else "or move it away to begin anew")
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint3.pt", "checkpoint_best.pt", "checkpoint_2_500.pt", "checkpoint.best_loss_-3.52.pt"]
+)
+def test_all_names_that_a_training_gives_count(tmp_path, name):
+    last = truncate(save(tmp_path / "checkpoint_last.pt"))
+    whole = save(tmp_path / name)
+    assert newest_readable_of_run(last) == whole
+
+
 def test_damaged_checkpoint_without_company_offers_nothing(tmp_path):
     last = truncate(save(tmp_path / "checkpoint_last.pt"))
     with pytest.raises(CollabError, match="no other readable checkpoint"):
         require_readable(last)
-    assert newest_readable_beside(last) is None
+    assert newest_readable_of_run(last) is None
 
 
 def test_whole_or_absent_checkpoint_passes_the_check_before_a_launch(tmp_path):

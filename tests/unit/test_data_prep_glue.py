@@ -12,7 +12,7 @@ import pytest
 
 from data_prep.__main__ import main
 from data_prep.glue_files import TASKS, find_files, read_split
-from data_prep.glue_text import RobertaTextEncoder, rebuild
+from data_prep.glue_text import EOS, EncodedText, RobertaTextEncoder, rebuild
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -67,6 +67,18 @@ def test_fairseq_reads_every_split_with_texts_and_labels(tmp_path, roberta, name
             assert symbols[4 : 4 + len(task.labels)] == list(task.labels) == preparation["labels"]
 
 
+def test_a_separator_in_a_text_is_counted_and_told(tmp_path, capsys):
+    model = write_tokenizer(tmp_path / "hf", "wordpiece")
+    write_task(tmp_path / "raw", "MRPC")
+    path = tmp_path / "raw/MRPC/train.tsv"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join([lines[0], lines[1].rstrip("\n") + " [SEP] ba\n", *lines[2:]]), encoding="utf-8")
+    assert run("MRPC", tmp_path / "raw", tmp_path / "data", "--hf-model", model) == 0
+    assert "train: 1 examples name the separator in their text, where it is read as <unk>" in capsys.readouterr().out
+    _, found = load(tmp_path / "data", "train")
+    assert {example["net_input.src_tokens"].tolist().count(EOS) for example in found} == {2}
+
+
 @pytest.mark.parametrize(("kind", "separator"), [("wordpiece", False), ("unigram", False), ("bytes", True)])
 def test_fairseq_builds_the_ids_of_the_hf_tokenizer(tmp_path, kind, separator):
     from transformers import AutoTokenizer
@@ -98,7 +110,7 @@ def test_roberta_texts_have_the_ids_of_fairseqs_own_encoder_and_hf_truncation(tm
     dictionary = Dictionary.load(f"{roberta}/dict.txt")
     line = CORPUS[0]
     expected = dictionary.encode_line(" ".join(map(str, bpe.encode(line))), add_if_not_exist=False).tolist()
-    assert RobertaTextEncoder(roberta, 128).encode([(line,)])[0] == ((expected,), False)
+    assert RobertaTextEncoder(roberta, 128).encode([(line,)])[0] == EncodedText((expected,), was_cut=False)
     pair = encoder.encode([(line, line)])[0]
     assert pair.was_cut and len(rebuild(pair.inputs, 2)) == 12
     assert [ids[:-1] for ids in pair.inputs] == [expected[:4]] * 2

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from data_prep.glue_text import BOS, EOS, rebuild, truncate
+from data_prep.glue_text import BOS, EOS, UNKNOWN, rebuild, truncate
 from data_prep.hf_vocabulary import HFTextEncoder, symbol_of
 from fairseq_collab.errors import CollabError
 
@@ -53,6 +53,7 @@ def test_dictionary_has_the_tokens_in_the_order_of_their_hf_ids(tmp_path, kind):
 def test_sequences_are_those_of_the_tokenizer_pairs_and_truncation_included(tmp_path, kind, max_length):
     encoder = HFTextEncoder(write_tokenizer(tmp_path, kind), max_length)
     assert encoder.separators == (2 if kind == "bytes" else 1)
+    separator = encoder.vocabulary.hf_ids[EOS]
     cases = [(a,) for a in TEXTS] + [(a, b) for a in TEXTS for b in TEXTS]
     for text in cases:
         # in batches: a single call takes an empty second sentence for none
@@ -60,10 +61,24 @@ def test_sequences_are_those_of_the_tokenizer_pairs_and_truncation_included(tmp_
         expected = encoder._tokenizer(*sides, truncation=True, max_length=max_length)["input_ids"][0]
         encoded = encoder.encode([text])[0]
         sequence = rebuild(encoded.inputs, encoder.separators)
+        named = [place for place, id in enumerate(sequence) if id == UNKNOWN and expected[place] == separator]
+        assert encoded.has_separator == bool(named)
+        for place in named:
+            expected[place] = encoder.vocabulary.hf_ids[UNKNOWN]
         assert [encoder.vocabulary.hf_ids[id] for id in sequence] == expected
         assert sequence[0] == BOS and all(ids[-1] == EOS for ids in encoded.inputs)
         whole = encoder._tokenizer(*sides)["input_ids"][0]
         assert encoded.was_cut == (len(whole) > max_length)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_separator_in_a_text_ends_no_sentence(tmp_path, kind):
+    encoder = HFTextEncoder(write_tokenizer(tmp_path, kind), 40)
+    name = encoder._tokenizer.convert_ids_to_tokens(encoder.vocabulary.hf_ids[EOS])
+    plain, named = encoder.encode([("ba be", "bi"), (f"ba {name} be", "bi")])
+    assert not plain.has_separator and named.has_separator
+    assert all(side.count(EOS) == 1 and side[-1] == EOS for side in named.inputs)
+    assert named.inputs[0].count(UNKNOWN) == 1 and named.inputs[1] == plain.inputs[1]
 
 
 def test_tokens_that_a_dictionary_cannot_hold_are_named_by_their_id(tmp_path):

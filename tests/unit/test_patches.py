@@ -180,6 +180,13 @@ def test_uncaught_user_error_is_one_line(chain, capsys, monkeypatch):
     assert capsys.readouterr().err == f"fairseq_collab: error: {where}the sentence\n"
 
 
+def test_all_lines_of_a_spawned_process_s_reasons_are_told():
+    kind = type("ProcessRaisedException", (Exception,), {})
+    rest = "\n\nDuring handling of the above exception, another exception occurred:\n\nTraceback ..."
+    error = kind("Traceback ...\nfairseq_collab.errors.CollabError: one reason.\nanother reason." + rest)
+    assert patches.user_error(error) == "one reason.\nanother reason."
+
+
 def unrelated():
     try:
         raise CollabError("handled already")

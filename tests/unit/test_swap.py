@@ -270,7 +270,8 @@ def test_a_wrong_number_of_key_dims_is_refused(hf_model):
 
 @pytest.mark.parametrize("mix_dim", [0, 5, 25, "sparse"])
 def test_mix_dims_out_of_range_are_refused(hf_model, mix_dim):
-    assert f"mix_dim is {mix_dim!r} for {ATTENTION}; give" in refusal(hf_model("Bert"), mix_dim=mix_dim)
+    found = refusal(hf_model("Bert"), mix_dim=mix_dim)
+    assert f"mix_dim is {mix_dim!r} for encoder.layer.0.attention.self, {ATTENTION}; give" in found
 
 
 @pytest.mark.parametrize("role", ["query", "key"])
@@ -321,7 +322,7 @@ def test_quantised_projections_are_refused(hf_model):
 
 def test_weights_that_are_not_in_memory_are_refused(hf_model):
     message = refusal(hf_model("Bert").to("meta"))
-    assert message.startswith("The query projection of encoder.layer.0.attention.self has no weights in memory")
+    assert message.startswith(f"The query projection of encoder.layer.0.attention.self, {ATTENTION} has no weights")
 
 
 def test_float64_stays_float64(hf_model):
@@ -351,8 +352,8 @@ def test_pruned_heads_are_refused(hf_model):
         setattr(module, name, nn.Linear(48, 36))
     module.num_attention_heads = 3
     assert refusal(model) == (
-        f"{ATTENTION} has 36 query dims for 3 heads and a width of 48: pruned heads, or heads of another width, cannot "
-        "be swapped."
+        f"There are 36 query dims for 3 heads and a width of 48 in {ATTENTION}: pruned heads, or heads of another "
+        "width, cannot be swapped."
     )
 
 
@@ -360,15 +361,19 @@ def test_relative_positions_are_refused(hf_model):
     model = hf_model("Bert", position_embedding_type="relative_key", implementation="eager")
     if not hasattr(model.get_submodule(ATTENTION), "distance_embedding"):
         pytest.skip("this version of transformers has no relative positions in BERT")
-    assert f"{ATTENTION} has relative_key position embeddings in its scores" in refusal(model)
+    assert f"The scores of {ATTENTION} have relative_key position embeddings" in refusal(model)
 
 
-def test_all_reasons_come_at_once(hf_model):
+def test_all_reasons_come_at_once_each_of_them_once_and_on_a_line_of_its_own(hf_model):
     model = hf_model("Bert")
     for layer in model.encoder.layer:
         layer.attention.self.key.bias.data[0] = float("inf")
-    assert refusal(model, 99).count("give a whole number") == 2
-    assert refusal(model, 24).count("holds NaN or infinite values") == 2
+    both = "encoder.layer.0.attention.self, encoder.layer.1.attention.self"
+    assert refusal(model, 99).splitlines() == [
+        f"The bias of the key projection of {both} holds NaN or infinite values; repair or retrain the model.",
+        f"dim_shared_query_key is 99 for {both}; give a whole number from 1 to 48.",
+    ]
+    assert len(refusal(model, [99, 77]).splitlines()) == 3
 
 
 @pytest.mark.parametrize(
