@@ -4,7 +4,7 @@
     scripts/convert_quality.py DATA --out DIR [--seeds 1,2,3] [--key-dim 32]
 
 DATA is what `python -m data_prep homeassistant` made (its `bin` folder). For every seed an ordinary transformer is
-trained, converted in the ways of `WAYS`, fine-tuned for an epoch, decoded and scored against the original with the
+trained, converted in the ways of `WAYS`, fine-tuned for an epoch (and so is the original, to tell what that alone does), decoded and scored against the original with the
 paired bootstrap test. Every step is a command that a user could give, skipped when it was finished before.
 Prints a table, writes results.json and results.png. About 25 minutes a seed on two cores, most of them training.
 """
@@ -49,7 +49,7 @@ WAYS: dict[str, list[Any]] = {
     "refined": ["--calibrate-sentences", 4000, "--refine-steps", 200],
     "distilled": ["--calibrate-sentences", 16000, "--refine-steps", 200, "--distill-steps", 1200],
 }
-PAPER, TUNED = "plain CP, dense", "distilled + 1 epoch"
+PAPER, TUNED, CONTROL = "plain CP, dense", "distilled + 1 epoch", "original + 1 epoch"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -111,18 +111,20 @@ def train(data: Path, folder: Path, seed: int, updates: int) -> Path:
     return best
 
 
-def tune(data: Path, converted: Path, folder: Path, seed: int, log: Path) -> Path:
-    """A converted model after an epoch at a learning rate that falls to 0.
+def tune(data: Path, start: Path, folder: Path, seed: int, log: Path) -> Path:
+    """A model after an epoch more, at a learning rate that falls to 0.
 
     Args:
-        log: of the original's training, which tells how many updates an epoch has.
+        start: the original or a converted model. log: of the original's training, which tells how many updates an epoch has.
     """
     found = re.search(r"epoch 001:\s+\d+ / (\d+) ", log.read_text(encoding="utf-8"))
     if found is None:
         raise CollabError(f"{log} does not tell how many updates an epoch has; remove its folder and start again")
     tuned = folder / "checkpoint_last.pt"
-    command = [sys.executable, "-m", "fairseq_cli.train", data, *TRAINING, "--arch", "transformer_collab"]
-    command += ["--collab-config", converted, "--finetune-from-model", converted, "--seed", seed]
+    converted = start.parent.name == "converted"
+    command = [sys.executable, "-m", "fairseq_cli.train", data, *TRAINING, "--finetune-from-model", start]
+    command += ["--arch", "transformer_collab", "--collab-config", start] if converted else ["--arch", "transformer"]
+    command += ["--seed", seed]
     command += ["--lr-scheduler", "polynomial_decay", "--lr", 2e-3, "--total-num-update", found[1]]
     if not (folder / "trained").exists():
         run([*command, "--max-epoch", 1, "--save-dir", folder], folder / "train.log")
@@ -181,10 +183,14 @@ def one_seed(args: argparse.Namespace, seed: int, text: Path, bar: tqdm) -> list
         row = {"way": way, "conversion": signature, **score(args.data, path, scored)}
         rows.append({**row, **compare(base / "scored" / "original", scored)})
         step(way)
-    tuned = tune(args.data, base / "converted" / "distilled.pt", base / "tuned", seed, base / "original" / "train.log")
-    row = {"way": TUNED, **score(args.data, tuned, base / "scored" / "tuned")}
-    rows.append({**row, **compare(base / "scored" / "original", base / "scored" / "tuned")})
-    step(TUNED)
+    for way, start, folder in (
+        (TUNED, base / "converted" / "distilled.pt", "tuned"),
+        (CONTROL, original, "original-tuned"),
+    ):
+        tuned = tune(args.data, start, base / folder, seed, base / "original" / "train.log")
+        row = {"way": way, **score(args.data, tuned, base / "scored" / folder)}
+        rows.append({**row, **compare(base / "scored" / "original", base / "scored" / folder)})
+        step(way)
     return [{"seed": seed, **row} for row in rows]
 
 
@@ -248,7 +254,7 @@ def run_seeds(args: argparse.Namespace) -> None:
     seeds = [int(seed) for seed in args.seeds.split(",")]
     text = args.calibrate or source_side(args.data, args.out / "text")
     rows: list[dict[str, Any]] = []
-    with tqdm(total=len(seeds) * (len(WAYS) + 2), unit="step") as bar:
+    with tqdm(total=len(seeds) * (len(WAYS) + 3), unit="step") as bar:
         for seed in seeds:
             rows += one_seed(args, seed, text, bar)
             write_json(args.out / "results.json", rows)
