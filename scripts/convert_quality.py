@@ -4,8 +4,8 @@
     scripts/convert_quality.py DATA --out DIR [--seeds 1,2,3] [--key-dim 32]
 
 DATA is what `python -m data_prep homeassistant` made (its `bin` folder). For every seed an ordinary transformer is
-trained, converted in the ways of `WAYS`, fine-tuned for an epoch (and so is the original, to tell what that alone does), decoded and scored against the original with the
-paired bootstrap test. Every step is a command that a user could give, skipped when it was finished before.
+trained, converted in the ways of `WAYS`, fine-tuned for an epoch (and so is the original, to tell what that alone
+does), decoded and scored against the original with the paired bootstrap test. Every step is a command that a user could give, skipped when it was finished before.
 Prints a table, writes results.json and results.png. About 25 minutes a seed on two cores, most of them training.
 """
 
@@ -115,7 +115,8 @@ def tune(data: Path, start: Path, folder: Path, seed: int, log: Path) -> Path:
     """A model after an epoch more, at a learning rate that falls to 0.
 
     Args:
-        start: the original or a converted model. log: of the original's training, which tells how many updates an epoch has.
+        start: the original or a converted model.
+        log: of the original's training, which tells how many updates an epoch has.
     """
     found = re.search(r"epoch 001:\s+\d+ / (\d+) ", log.read_text(encoding="utf-8"))
     if found is None:
