@@ -5,8 +5,9 @@
 
 DATA is what `python -m data_prep homeassistant` made (its `bin` folder). For every seed an ordinary transformer is
 trained, converted in the ways of `WAYS`, fine-tuned for an epoch (and so is the original, to tell what that alone
-does), decoded and scored against the original with the paired bootstrap test. Every step is a command that a user could give, skipped when it was finished before.
-Prints a table, writes results.json and results.png. About 25 minutes a seed on two cores, most of them training.
+does), decoded and scored against the original with the paired bootstrap test. Every step is a command that a user
+could give, skipped when it was finished before. Prints a table, writes results.json and results.png. About 25 minutes
+a seed on two cores, most of them training and distilling.
 """
 
 from __future__ import annotations
