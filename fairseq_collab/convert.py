@@ -66,16 +66,17 @@ def check(state: dict[str, Any], path: str, request: Request) -> list[str]:
     return reasons
 
 
-def to_collaborative(state: dict[str, Any], path: str, request: Request) -> ConversionReport:
+def to_collaborative(state: dict[str, Any], path: str, request: Request, *, checked: bool = False) -> ConversionReport:
     """Converts in place, and the options with the weights; the optimizer's state is dropped.
 
     Args:
         state: a checkpoint of one of the models of ``adapters.fairseq_transformer``. path: what to call it in messages.
+        checked: :func:`check` has found nothing wrong with these already.
 
     Raises:
         CollabError: all reasons that can be known beforehand, a sentence and a line each; or what came up on the way.
     """
-    if reasons := check(state, path, request):
+    if reasons := [] if checked else check(state, path, request):
         raise CollabError(one_a_line(reason if reason.endswith(".") else reason + "." for reason in reasons))
     drop_training_state(state)
     if is_hf_encoder(model_options(state, path)):

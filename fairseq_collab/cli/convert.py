@@ -226,7 +226,7 @@ def run(args: argparse.Namespace) -> None:
         report = to_concatenated(state, str(args.path))
     else:
         _evaluate(args, state, args.path, before := ConversionReport())
-        report = convert.to_collaborative(state, str(args.path), request)
+        report = convert.to_collaborative(state, str(args.path), request, checked=True)
         report.bits_per_token, report.bleu = before.bits_per_token, before.bleu
     save_checkpoint(state, args.output)
     report.file_bytes = [args.path.stat().st_size, args.output.stat().st_size]

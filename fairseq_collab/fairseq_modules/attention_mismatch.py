@@ -183,8 +183,8 @@ def sizes_sentence(report: str) -> str | None:
             )
         elif module.endswith(".embed_tokens"):
             reasons.append(
-                f"the checkpoint has {theirs} symbols at {module} and the model {ours}: give data that is binarised "
-                "with the dictionary of the checkpoint (fairseq-preprocess --srcdict, --tgtdict)"
+                f"the vocabulary of the checkpoint has {theirs} symbols at {module} and that of the model {ours}: give "
+                "data that is binarised with the checkpoint's dictionary (fairseq-preprocess --srcdict, --tgtdict)"
             )
     if found and not reasons:
         name, (theirs, ours) = next(iter(found.items()))

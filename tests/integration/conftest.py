@@ -148,8 +148,8 @@ def refused(tmp_path, capsys):
         output = tmp_path / "refused.pt"
         assert main([str(argument) for argument in ("--path", path, "--output", output, *flags)]) == 1
         assert not output.exists()
-        error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert error.startswith("fairseq-collab-convert: error: ")
-        return error
+        _, start, reasons = capsys.readouterr().err.strip().partition("fairseq-collab-convert: error: ")
+        assert start and "Traceback" not in reasons
+        return reasons
 
     return run

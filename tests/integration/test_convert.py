@@ -9,8 +9,9 @@ import pytest
 import torch
 from _tools import SMALL, Finished, attentions, train_flags
 
-import fairseq_collab  # noqa: F401 (lets torch.load accept fairseq's checkpoints)
+import fairseq_collab.convert
 from fairseq_collab.cli.convert import main
+from fairseq_collab.errors import CollabError
 
 SEPARATE = (
     *("--arch", "transformer_iwslt_de_en", "--encoder-layers", 2, "--decoder-layers", 2, "--encoder-embed-dim", 48),
@@ -94,6 +95,16 @@ def test_there_and_back_is_a_stock_checkpoint_with_the_same_hypotheses(
     trust = dict(one.split("=") for one in printed.split())
     done = run_fairseq("generate", toy_data, "--path", back, *flags, env=trust)
     assert words(Finished(0, done.stdout)) == words(generate(small, "--beam", 4))
+
+
+def test_a_checkpoint_is_checked_once(stock_model, tmp_path, monkeypatch):
+    checked, check = [], fairseq_collab.convert.check
+    monkeypatch.setattr(fairseq_collab.convert, "check", lambda *args: checked.append(args) or check(*args))
+    assert convert("--path", stock_model, "--output", tmp_path / "out.pt", "--key-dim", 16) == 0
+    assert len(checked) == 1
+    with pytest.raises(CollabError, match="has collaborative heads already"):
+        state = torch.load(tmp_path / "out.pt")
+        fairseq_collab.convert.to_collaborative(state, "out.pt", fairseq_collab.convert.Request(key_dim=8))
 
 
 def test_a_window_model_exports_to_stock_fairseq(generate, window_model, tmp_path):

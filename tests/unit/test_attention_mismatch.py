@@ -124,7 +124,7 @@ def test_loading_into_a_fairseq_model_compares_the_attentions():
             "32 positions at encoder.embed_positions and the model 16: give ",
         ),
         ("decoder.embed_positions", (34, 8), (18, 8), "give --max-target-positions 32"),
-        ("encoder.embed_tokens", (34, 8), (18, 8), "34 symbols at encoder.embed_tokens and the model 18: give data"),
+        ("encoder.embed_tokens", (34, 8), (18, 8), "34 symbols at encoder.embed_tokens and that of the model 18: give"),
         (
             "encoder.embed_tokens",
             (34, 8),
