@@ -129,14 +129,19 @@ class Recipe:
         return recipe
 
     def flags(self, examples: int) -> list[str]:
-        """The flags of ``fairseq-train`` for so many training examples."""
+        """The flags of ``fairseq-train`` for so many training examples.
+
+        A fairseq that does not compute the metric (0.12.2 knows none but the accuracy) goes by the loss.
+        """
         updates = self.updates(examples)
-        reports = [self.reports] if self.reports else []
+        best = ["--best-checkpoint-metric", self.metric, "--maximize-best-checkpoint-metric"]
+        if self.reports:
+            best = [*best, self.reports] if _computes(self.reports) else ["--best-checkpoint-metric", "loss"]
         return [
             *("--batch-size", str(self.batch), "--max-epoch", str(self.epochs)),
             *("--lr-scheduler", "polynomial_decay", "--lr", str(self.lr), "--total-num-update", str(updates)),
             *("--warmup-updates", str(max(1, round(self.warmup * updates)))),
-            *("--best-checkpoint-metric", self.metric, "--maximize-best-checkpoint-metric", *reports),
+            *best,
         ]
 
     def updates(self, examples: int) -> int:
@@ -146,6 +151,13 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """What `overridden` can change, as JSON values."""
         return asdict(self)
+
+
+def _computes(flag: str) -> bool:
+    """Whether the installed fairseq has this flag of its criterion for sentences."""
+    from fairseq.criterions.sentence_prediction import SentencePredictionConfig
+
+    return hasattr(SentencePredictionConfig, flag.removeprefix("--").replace("-", "_"))
 
 
 _F1 = {"metric": "acc_and_f1", "reports": "--report-acc-and-f1"}

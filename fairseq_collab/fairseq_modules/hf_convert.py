@@ -9,8 +9,6 @@ from typing import Any
 
 from fairseq import tasks
 from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
 import fairseq_collab.models  # noqa: F401 (registers the architectures)
@@ -23,6 +21,7 @@ from fairseq_collab.fairseq_modules import hf_folder, hf_start
 from fairseq_collab.fairseq_modules.data_folder import dictionary_files, no_dictionary
 from fairseq_collab.fairseq_modules.hf_encoder import HFEncoder
 from fairseq_collab.fairseq_modules.hf_swap import calibration_batches, encoder_shape, swap
+from fairseq_collab.fairseq_modules.task_config import task_config
 from fairseq_collab.report import ConversionReport
 
 
@@ -119,10 +118,6 @@ def store_model(state: dict[str, Any], model: nn.Module) -> None:
 
 def _calibration(state: dict[str, Any], model: nn.Module, request: Request) -> list[dict[str, Tensor]]:
     """Samples of the train split of ``request.calibrate``, read by the checkpoint's own task."""
-    cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True}) if state.get("cfg") else None
-    task_cfg = cfg.task if cfg is not None else convert_namespace_to_omegaconf(state["args"]).task
-    with open_dict(task_cfg):
-        task_cfg.data = request.calibrate
-    task = tasks.setup_task(task_cfg)
+    task = tasks.setup_task(task_config(state, request.calibrate))
     encoder = HFEncoder(task.source_dictionary, model, state["model"][IDS_KEY])
     return calibration_batches(task, encoder, request.sentences, request.seed)

@@ -4,7 +4,6 @@ Loads a checkpoint's state that is in memory together with a folder of ``fairseq
 ``fairseq_collab.decomposition``; beam search with scores is ``translate``.
 """
 
-import copy
 import math
 import os
 from argparse import Namespace
@@ -13,10 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils, tasks
+from fairseq import tasks
 from fairseq import utils as fairseq_utils
 from fairseq.data import data_utils
-from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 from tqdm import tqdm
 
@@ -29,6 +27,7 @@ from fairseq_collab.config import AttentionConfig, CollabConfig
 from fairseq_collab.decomposition.observation import HELD_OUT, MOST_HELD_OUT, Observation
 from fairseq_collab.errors import CollabError
 from fairseq_collab.fairseq_modules import data_folder, noise
+from fairseq_collab.fairseq_modules.task_config import task_config
 
 MAX_TOKENS = 2000  # padded tokens of a calibration batch
 
@@ -56,16 +55,13 @@ class FairseqModel:
             options.collab_config = CollabConfig(**plain).to_json()
             options.arch = options._name = architecture(options, name)
         options.load_checkpoint_heads = True
-        self.cfg = _config(state)
-        _set(self.cfg.task, "data", self.data)
-        if _get(self.cfg.task, "eval_bleu"):
-            _set(self.cfg.task, "eval_bleu", False)
+        self.task_cfg = task_config(state, self.data)
         self.task_name = fairseq_task.task_name(task_options(state))
         self.head: str | None = None
         if self.task_name == fairseq_task.CLASSIFICATION:
-            self.head = _get(self.cfg.task, "classification_head_name")
+            self.head = self.task_cfg.classification_head_name
         try:
-            self.task = tasks.setup_task(self.cfg.task)
+            self.task = tasks.setup_task(self.task_cfg)
         except FileNotFoundError as error:
             raise CollabError(f"{data} is no folder of fairseq-preprocess for this model: {error}") from error
         self.model = self.task.build_model(options)
@@ -98,7 +94,7 @@ class FairseqModel:
         if split not in there:
             raise CollabError(missing)
         try:
-            self.task.load_dataset(split, task_cfg=self.cfg.task)
+            self.task.load_dataset(split, task_cfg=self.task_cfg)
         except FileNotFoundError as error:
             raise CollabError(missing) from error
         return self.task.dataset(split)
@@ -249,28 +245,6 @@ class FairseqModel:
         if not count:
             raise CollabError(f"split {split} of {self.data} has no targets to evaluate on")
         return total / count / math.log(2)
-
-
-def _config(state: dict[str, Any]) -> Any:
-    """The configuration of a checkpoint of any age, a copy."""
-    kept = {key: value for key, value in state.items() if key not in ("model", "last_optimizer_state")}
-    old = copy.deepcopy(kept)
-    if not old.get("cfg"):
-        old.update(model={}, last_optimizer_state=None)
-        return checkpoint_utils._upgrade_state_dict(old)["cfg"]
-    return OmegaConf.create(old["cfg"], flags={"allow_objects": True})
-
-
-def _get(config: Any, key: str) -> Any:
-    return config.get(key) if hasattr(config, "get") else getattr(config, key, None)
-
-
-def _set(config: Any, key: str, value: Any) -> None:
-    if hasattr(config, "get"):
-        with open_dict(config):
-            config[key] = value
-    else:
-        setattr(config, key, value)
 
 
 @contextmanager
