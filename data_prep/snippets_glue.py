@@ -84,7 +84,8 @@ def pairs_of(sentences: list[Snippet]) -> list[Pair]:
 def _build(archive: Path, folder: Path) -> None:
     movie = snippets.read_archive(archive)[0]["movie"]
     splits, dropped = split_snippets(movie)
-    print(f"{len(movie):,} snippets, {dropped:,} of them dropped as repeated")
+    neutral = sum(snippet.score == 0 for sentences in splits.values() for snippet in sentences)
+    print(f"{len(movie):,} snippets, {dropped:,} of them dropped as repeated, {neutral:,} with score 0 not in SST-2")
     for split, sentences in splits.items():
         _write_sst2(folder / "SST-2", split, [snippet for snippet in sentences if snippet.score != 0])
         _write_stsb(folder / "STS-B", split, pairs_of(sentences))

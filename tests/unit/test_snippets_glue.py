@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -84,3 +85,10 @@ def test_the_plain_snippets_are_not_taken_for_these(made, tmp_path, capsys):
     digest = common.sha256_of(archive)
     assert main(["snippets", "--destdir", str(made), "--archive", str(archive), "--sha256", digest]) == 1
     assert "derived 'snippets-glue' and now None" in capsys.readouterr().err
+
+
+def test_the_printed_counts_add_up(capsys, made):
+    printed = capsys.readouterr().out
+    read_in, repeated, neutral = map(int, re.search(r"(\d+) snippets, (\d+) .* repeated, (\d+) with", printed).groups())
+    kept = re.search(r"SST-2: train (\d+), dev (\d+), test (\d+)", printed).groups()
+    assert (read_in, repeated) == (302, 2) and sum(map(int, kept)) == read_in - repeated - neutral
