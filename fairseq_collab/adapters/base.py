@@ -137,7 +137,9 @@ class FoundAttention:
             if reason := _unusable(getattr(parts, role)):
                 return [f"The {role} projection of {PLACE} {reason}."]
         width = parts.query.in_features
-        embedding = getattr(self.module, "position_embedding_type", "absolute")
+        # transformers 5 leaves them out without a word
+        config = getattr(self.module, "config", None)
+        embedding = getattr(self.module, "position_embedding_type", getattr(config, "position_embedding_type", None))
         if embedding not in ("absolute", None):
             reasons.append(f"The scores of {PLACE} have {embedding} position embeddings, which shared keys lack.")
         if any(one.out_features != width for one in (parts.query, parts.key, parts.value)) or width % parts.num_heads:
@@ -239,8 +241,10 @@ def as_adapter(adapter: Any) -> CollaborativeLayerAdapter:
         return adapter()
     if isinstance(adapter, CollaborativeLayerAdapter):
         return adapter
+    what = adapter.__name__ if isinstance(adapter, type) else f"a {type(adapter).__name__}"
     raise CollabError(
-        f"{adapter!r} is no adapter: give {_known_adapters()}, or a subclass of CollaborativeLayerAdapter."
+        f"{what} is no adapter: give the model first, and then {_known_adapters()}, or a subclass of "
+        "CollaborativeLayerAdapter."
     )
 
 

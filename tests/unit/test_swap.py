@@ -359,9 +359,8 @@ def test_pruned_heads_are_refused(hf_model):
 
 def test_relative_positions_are_refused(hf_model):
     model = hf_model("Bert", position_embedding_type="relative_key", implementation="eager")
-    if not hasattr(model.get_submodule(ATTENTION), "distance_embedding"):
-        pytest.skip("this version of transformers has no relative positions in BERT")
-    assert f"The scores of {ATTENTION} have relative_key position embeddings" in refusal(model)
+    message = refusal(model)
+    assert ATTENTION in message and "have relative_key position embeddings, which shared keys lack." in message
 
 
 def test_all_reasons_come_at_once_each_of_them_once_and_on_a_line_of_its_own(hf_model):
@@ -388,11 +387,16 @@ def test_all_reasons_come_at_once_each_of_them_once_and_on_a_line_of_its_own(hf_
         ({"calibration": [["some text"]]}, "calibration has a batch of type list"),
         ({"calibration": [{"input_ids": [[5, 6], [7, 8]]}]}, 'call the tokenizer with return_tensors="pt"'),
         ({"calibration": batches(1), "refine_steps": 5}, "calibration has one batch"),
-        ({"adapter": "BERT"}, "'BERT' is no adapter"),
+        ({"adapter": "BERT"}, "a str is no adapter: give the model first"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(hf_model, options, message):
     assert message in refusal(hf_model("Bert"), **options)
+
+
+def test_model_and_adapter_the_other_way_round_are_told_in_a_sentence(hf_model):
+    with pytest.raises(CollabError, match="^a BertModel is no adapter: give the model first, and then BERT.{,200}$"):
+        swap_to_collaborative(BERTCollaborativeAdapter, hf_model("Bert"), 24)
 
 
 def test_an_attention_that_does_not_run_on_the_text_is_refused(hf_model):
