@@ -174,7 +174,7 @@ class FoundAttention:
         module.to(parts.query.weight)
         module.dropout = parts.dropout
         module.adapter = type(self.adapter).__name__
-        module.requires_grad_(parts.query.weight.requires_grad)
+        _freeze(module, parts)
         module.v_proj = parts.value
         module.out_proj = parts.output if parts.owns_output else nn.Identity()
         for name, child in self.module.named_children():
@@ -229,6 +229,16 @@ def _copy(linear: nn.Linear) -> nn.Linear:
     made = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
     made.load_state_dict(linear.state_dict())
     return made
+
+
+def _freeze(module: CollaborativeAttention, parts: AttentionParts) -> None:
+    """What stands for frozen parameters is frozen: mixing, which comes of both sides, if both are."""
+    query, key = parts.query.weight.requires_grad, parts.key.weight.requires_grad
+    bias = parts.query.bias
+    module.q_proj.requires_grad_(query)
+    module.k_proj.requires_grad_(key)
+    module.mixing.requires_grad_(query or key)
+    module.query_bias.requires_grad_(query if bias is None else bias.requires_grad)
 
 
 def as_adapter(adapter: Any) -> CollaborativeLayerAdapter:

@@ -80,7 +80,7 @@ def test_training_mode_gradients_hooks_and_dtype_are_kept(hf_model):
     module = model.get_submodule(ATTENTION)
     assert module.training and model.training and module.v_proj is value
     assert {one.dtype for one in module.parameters()} == {torch.bfloat16}
-    assert module.mixing.requires_grad and not model.encoder.layer[0].attention.self.mixing.requires_grad
+    assert module.mixing.requires_grad and not model.encoder.layer[0].attention.self.q_proj.weight.requires_grad
     model(**batches(1)[0])
     assert len(seen) == calibrated + 1
 
@@ -203,6 +203,16 @@ def test_tensors_of_unknown_meaning_are_refused(hf_model):
         module(torch.ones(1, 3, 48), position_bias=torch.zeros(1, 4, 3, 3))
     with pytest.raises(CollabError, match="cannot read a mask of type BlockMask; load the model with attn_impl"):
         module(torch.ones(1, 3, 48), attention_mask=type("BlockMask", (), {})())
+
+
+@pytest.mark.parametrize("frozen", ("query.weight", "query.bias", "key.weight", "value.weight"))
+def test_what_was_frozen_alone_is_frozen_alone(hf_model, frozen):
+    model = hf_model("Bert")
+    model.get_submodule(ATTENTION).get_parameter(frozen).requires_grad_(False)
+    swap(model)
+    still = {name for name, one in model.get_submodule(ATTENTION).named_parameters() if not one.requires_grad}
+    counterpart = {"query.weight": "q_proj.weight", "query.bias": "query_bias", "key.weight": "k_proj.weight"}
+    assert still == {counterpart.get(frozen, "v_proj.weight")}
 
 
 def refusal(model, *args, **options):
