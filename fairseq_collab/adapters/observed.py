@@ -62,7 +62,11 @@ class ObservedLibraryModel:
 
     @torch.no_grad()
     def observe(self, batch: Any, see: Callable[[Observation], None]) -> None:
-        """See ``ObservedModel``; an attention that serves several layers is seen once for each."""
+        """See ``ObservedModel``; an attention that serves several layers is seen once for each.
+
+        Raises:
+            CollabError: the model does not take the batch.
+        """
         calls: dict[str, Call] = {}
         valid: list[Tensor] = []  # of the last self-attention: (B, T), of the queries that cross-attention gets
         hooks = []
@@ -79,6 +83,10 @@ class ObservedLibraryModel:
             hooks.append((one.parts.output or one.module).register_forward_hook(after))
         try:
             self.model(**batch) if isinstance(batch, Mapping) else self.model(batch)
+        except CollabError:
+            raise
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise CollabError(_not_taken(self.model, batch, error)) from error
         finally:
             for hook in hooks:
                 hook.remove()
@@ -104,6 +112,20 @@ def _observation(name: str, one: FoundAttention, call: Call, output: Any, valid:
     query_valid = valid[0] if known else torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
     attended = output[0] if isinstance(output, tuple) else output
     return Observation(name, query, key, query_valid, key_valid, mask, attended.float())
+
+
+def _not_taken(model: nn.Module, batch: Any, error: Exception) -> str:
+    """Why the library's model did not run on a batch, and what to do."""
+    tensors = batch if isinstance(batch, Mapping) else {"input_ids": batch}
+    shapes = ", ".join(f"{key} {tuple(one.shape)}" for key, one in tensors.items() if isinstance(one, Tensor))
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    ids = tensors.get("input_ids")
+    if isinstance(ids, Tensor) and ids.dim() == 2 and positions is not None and ids.size(1) > positions:
+        advice = f"it has {positions} positions: call the tokenizer with truncation=True, max_length={positions}"
+    else:
+        advice = "give batches that model(**batch) takes"
+    reason = " ".join(str(error).split())[:200]
+    return f"the {type(model).__name__} does not run on a calibration batch ({shapes}): {reason}; {advice}."
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

@@ -404,6 +404,17 @@ def test_options_that_cannot_be_meant_are_refused(hf_model, options, message):
     assert message in refusal(hf_model("Bert"), **options)
 
 
+def test_text_that_the_model_does_not_take_is_told_with_what_to_do(hf_model):
+    positions = hf_model("Bert").config.max_position_embeddings
+    long = {"input_ids": torch.ones(2, positions + 5, dtype=torch.long)}
+    message = refusal(hf_model("Bert"), calibration=[*batches(1), long])
+    assert message.startswith(f"the BertModel does not run on a calibration batch (input_ids (2, {positions + 5})): ")
+    assert message.endswith(f"truncation=True, max_length={positions}.")
+    wrong = {"input_ids": torch.full((2, 4), 10**6)}
+    message = refusal(hf_model("Bert"), calibration=[*batches(1), wrong])
+    assert message.endswith("give batches that model(**batch) takes.")
+
+
 def test_model_and_adapter_the_other_way_round_are_told_in_a_sentence(hf_model):
     with pytest.raises(CollabError, match="^a BertModel is no adapter: give the model first, and then BERT.{,200}$"):
         swap_to_collaborative(BERTCollaborativeAdapter, hf_model("Bert"), 24)
