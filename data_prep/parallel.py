@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
 from tqdm import tqdm
 
 from data_prep.common import StagedFolder
+from data_prep.piece_model import add_model_arguments, check_model_options, train_model
 from fairseq_collab.errors import CollabError
 
 SPLITS = ("train", "valid", "test")
@@ -52,30 +52,22 @@ class SubwordOptions:
 
     def check(self) -> None:
         """Refuse values out of range with a `CollabError`."""
-        if not 100 <= self.vocab_size <= 1_000_000:
-            raise CollabError(f"--vocab-size {self.vocab_size} is out of range: give 100 to 1000000")
+        check_model_options(self.vocab_size, self.character_coverage)
         if self.max_length < 1:
             raise CollabError(f"--max-length {self.max_length} is out of range: give 1 or more")
-        if not 0.98 <= self.character_coverage <= 1:
-            raise CollabError(f"--character-coverage {self.character_coverage} is out of range: give 0.98 to 1")
 
 
 def add_subword_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `SubwordOptions`."""
     default = SubwordOptions()
     group = parser.add_argument_group("pieces")
-    group.add_argument("--vocab-size", type=int, default=default.vocab_size, help="default: %(default)s")
+    add_model_arguments(group, default.vocab_size, default.character_coverage)
     group.add_argument(
         "--max-length",
         type=int,
         default=default.max_length,
+        metavar="N",
         help="drop training pairs with more pieces on a side (default: %(default)s)",
-    )
-    group.add_argument(
-        "--character-coverage",
-        type=float,
-        default=default.character_coverage,
-        help="share of the characters that get a piece of their own (default: %(default)s)",
     )
 
 
@@ -99,7 +91,12 @@ def prepare_folder(
         pieces = folder.stage("pieces", lambda path: write_pieces(folder.path / "text", path, *langs, subwords))
         binary = folder.stage("bin", lambda path: write_binary(folder.path / "pieces", path, *langs))
         print(counts_table(text, pieces, binary, *langs))
-        print(f"binarised data: {folder.path / 'bin'} (--source-lang {langs[0]} --target-lang {langs[1]})")
+        print_end(folder.path, langs)
+
+
+def print_end(folder: Path, langs: Sequence[str]) -> None:
+    """Say where the binarised data are and how fairseq is told their languages."""
+    print(f"binarised data: {folder / 'bin'} (--source-lang {langs[0]} --target-lang {langs[1]})")
 
 
 def collapse(text: str) -> str:
@@ -184,21 +181,12 @@ def write_pieces(
         for split in SPLITS
         for lang in langs
     }
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines["train", source_lang] + lines["train", target_lang]),
-            model_prefix=str(folder / "spm"),
-            vocab_size=subwords.vocab_size,
-            character_coverage=subwords.character_coverage,
-            normalization_rule_name="identity",
-            max_sentence_length=1 << 16,
-            hard_vocab_limit=False,
-            num_threads=1,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise CollabError(f"sentencepiece made no model of {subwords.vocab_size} pieces: {error}") from error
-    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
+    model = train_model(
+        lines["train", source_lang] + lines["train", target_lang],
+        folder / "spm",
+        vocab_size=subwords.vocab_size,
+        character_coverage=subwords.character_coverage,
+    )
     counts: dict[str, Any] = {"pieces": model.vocab_size(), "splits": {}}
     for split in SPLITS:
         kept: list[tuple[list[str], list[str]]] = []
@@ -285,17 +273,22 @@ def counts_table(
         words, tokens = text["splits"][split]["words"], pieces["splits"][split]["tokens"]
         numbers = [pieces["splits"][split]["sentences"], *(words[x] for x in langs), *(tokens[x] for x in langs)]
         rows.append([split, *(f"{number:,}" for number in numbers)])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = [
-        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
+    lines = aligned(rows)
     lines.append(f"dictionary: {binary['dictionary']:,} entries, shared by both languages")
     dropped = {**text["dropped"], "over-long, from train": pieces["splits"]["train"]["over_long"]}
     lines.append("dropped: " + ", ".join(f"{number:,} {reason}" for reason, number in dropped.items()))
     kept = {split: pieces["splits"][split]["over_long"] for split in ("valid", "test")}
     lines.append("over-long but kept: " + ", ".join(f"{number:,} in {split}" for split, number in kept.items()))
     return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines, its first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(c.rjust(width) if i else c.ljust(width) for i, (c, width) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from data_prep import parallel
 from data_prep.bitext import REASONS, FilePair, write_natural
 from data_prep.cleaning import Cleaning, write_tokens
 from data_prep.common import StagedFolder
+from data_prep.piece_model import add_model_arguments
 from data_prep.subwords import BOTH, JOINED, LONGEST, Subwords, write_subwords
 from fairseq_collab.errors import CollabError
 
@@ -66,7 +67,7 @@ def add_text_arguments(parser: argparse.ArgumentParser, cleaning: Cleaning, subw
     )
     add_limits(group, cleaning)
     group = parser.add_argument_group("pieces")
-    group.add_argument("--vocab-size", type=int, default=subwords.vocab_size, metavar="N", help="default: %(default)s")
+    add_model_arguments(group, subwords.vocab_size, subwords.character_coverage)
     group.add_argument(
         "--subword-model",
         choices=("bpe", "unigram"),
@@ -78,13 +79,6 @@ def add_text_arguments(parser: argparse.ArgumentParser, cleaning: Cleaning, subw
         choices=JOINED,
         default=subwords.joined,
         help="what the languages share: both subwords and dictionary, subwords only, or none (default: %(default)s)",
-    )
-    group.add_argument(
-        "--character-coverage",
-        type=float,
-        default=subwords.character_coverage,
-        metavar="X",
-        help="share of the characters that get a piece of their own (default: %(default)s)",
     )
     parser.set_defaults(split_dashes=cleaning.split_dashes)
 
@@ -143,7 +137,7 @@ def prepare_natural(
         more = ["--nwordssrc", limit, "--nwordstgt", limit]
         binary = folder.stage("bin", lambda path: binary_stage(folder.path, path, langs, args, subwords.joined, more))
         print(table(langs, tokens, binary, pieces, natural))
-        print_end(folder.path, langs)
+        parallel.print_end(folder.path, langs)
 
 
 def natural_stage(path: Path, unpack: Unpack, langs: tuple[str, str]) -> dict[str, Any]:
@@ -181,11 +175,7 @@ def table(
         unknown = (binary["unknown"].get(f"{split}.{lang}", 0.0) for lang in langs)
         numbers = [f"{number:,}" for number in (tokens["splits"][split], *(lengths[split][lang] for lang in langs))]
         rows.append([split, *numbers, *(f"{share:.3g}%" for share in unknown)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(c.rjust(width) if i else c.ljust(width) for i, (c, width) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
+    lines = parallel.aligned(rows)
     first = natural or {"read": tokens["read"], "dropped": {}, "kept": {}}
     dropped = Counter(first["dropped"].get("train")) + Counter(tokens["dropped"].get("train"))
     all_reasons = {reason: dropped[reason] for reason in REASONS}
@@ -198,11 +188,6 @@ def table(
     entries = ", ".join(f"{lang} {number:,}" for lang, number in binary["dictionaries"].items())
     lines.append(f"entries of the dictionaries: {entries}")
     return "\n".join(lines)
-
-
-def print_end(folder: Path, langs: tuple[str, str]) -> None:
-    """Say where the binarised data are and how fairseq is told their languages."""
-    print(f"binarised data: {folder / 'bin'} (--source-lang {langs[0]} --target-lang {langs[1]})")
 
 
 def _listed(counts: dict[str, int], before: str = "") -> str:

@@ -16,7 +16,7 @@ import sentencepiece
 
 from data_prep.bitext import FilePair, check_pairs, open_sides, pair_bar
 from data_prep.parallel import SPLITS
-from fairseq_collab.errors import CollabError
+from data_prep.piece_model import check_model_options, train_model
 
 BOTH, SUBWORDS, NOTHING = "both", "subwords", "none"
 JOINED = (BOTH, SUBWORDS, NOTHING)
@@ -43,10 +43,7 @@ class Subwords:
 
     def check(self) -> None:
         """Refuse values out of range with a `CollabError`."""
-        if not 100 <= self.vocab_size <= 1_000_000:
-            raise CollabError(f"--vocab-size {self.vocab_size} is out of range: give 100 to 1000000")
-        if not 0.98 <= self.character_coverage <= 1:
-            raise CollabError(f"--character-coverage {self.character_coverage} is out of range: give 0.98 to 1")
+        check_model_options(self.vocab_size, self.character_coverage)
 
 
 def write_subwords(
@@ -94,22 +91,13 @@ def write_subwords(
 def _train(files: list[Path], prefix: Path, subwords: Subwords) -> sentencepiece.SentencePieceProcessor:
     lines = sum(check_pairs([FilePair(path, path)]) for path in files)
     print(f"training {prefix.name}.model of {subwords.vocab_size:,} pieces on {lines:,} lines", flush=True)
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_spaced_lines(files, -(-lines // _MOST_SENTENCES)),
-            model_prefix=str(prefix),
-            model_type=subwords.model,
-            vocab_size=subwords.vocab_size,
-            character_coverage=subwords.character_coverage,
-            normalization_rule_name="identity",
-            max_sentence_length=1 << 16,
-            hard_vocab_limit=False,
-            num_threads=1,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise CollabError(f"sentencepiece made no model of {subwords.vocab_size} pieces: {error}") from error
-    return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    return train_model(
+        _spaced_lines(files, -(-lines // _MOST_SENTENCES)),
+        prefix,
+        vocab_size=subwords.vocab_size,
+        character_coverage=subwords.character_coverage,
+        model_type=subwords.model,
+    )
 
 
 def _spaced_lines(files: Iterable[Path], step: int) -> Iterable[str]:

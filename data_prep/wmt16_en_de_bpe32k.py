@@ -26,7 +26,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from data_prep import archives, stages
+from data_prep import archives, parallel, stages
 from data_prep.archives import Archive, Located
 from data_prep.bitext import FilePair, write_natural
 from data_prep.cleaning import Cleaning, write_tokens
@@ -88,7 +88,7 @@ def prepare(args: argparse.Namespace) -> None:
         tokens = folder.stage("pieces", lambda path: write_tokens(_pairs(files, BPE), path, LANGS, cleaning, 1))
         binary = folder.stage("bin", lambda path: _binarise(folder.path, path, args))
         print(stages.table(LANGS, tokens, binary))
-        stages.print_end(folder.path, LANGS)
+        parallel.print_end(folder.path, LANGS)
 
 
 def _unpack(folder: Path, located: list[Located]) -> dict[str, Any]:

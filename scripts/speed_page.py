@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import scaling  # noqa: E402
 from benchmarks.attention import BOTH, FORWARD  # noqa: E402
-from benchmarks.common import Row  # noqa: E402
+from benchmarks.common import BUSY, Row  # noqa: E402
 from benchmarks.layers import CONCATENATED  # noqa: E402
 
 from fairseq_collab.cli.ending import run_command  # noqa: E402
@@ -32,7 +32,6 @@ SUITES = {
     "generate": "Beam search",
 }
 MIXING = {"dense": "dense mixing", "windows": "window mixing", "picked": "picked mixing"}
-BUSY = 0.5  # load of a machine on which other programs run
 Suites = dict[str, list[Row]]
 
 

@@ -23,6 +23,7 @@ from fairseq_collab.errors import CollabError
 Row = dict[str, Any]
 Times = dict[str, list[float]]  # seconds of one call, by what was called and round
 MIN_SECONDS, ROUNDS = 0.2, 7
+BUSY = 0.5  # load of a machine on which other programs run
 
 
 def make_row(
@@ -148,7 +149,7 @@ def host_facts() -> dict[str, Any]:
 def host_line(host: dict[str, Any]) -> str:
     """The facts in one line; a warning follows where other work was running."""
     line = ", ".join(f"{key} {value}" for key, value in host.items())
-    busy = "\nOther programs are running on this machine: do not cite these times." if host["load"] > 0.5 else ""
+    busy = "\nOther programs are running on this machine: do not cite these times." if host["load"] > BUSY else ""
     return f"host: {line}{busy}"
 
 

@@ -257,16 +257,13 @@ def test_missing_archives_are_named_with_their_addresses(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def wmt16_command(folder):
+    return ["wmt16_en_de_bpe32k", "--destdir", str(folder / "out"), "--raw", str(folder / "raw")]
+
+
 def test_wmt16_keeps_the_archives_units_and_its_natural_test_sets(tmp_path, no_binary, capsys):
     write_wmt16(tmp_path / "raw")
-    command = [
-        "wmt16_en_de_bpe32k",
-        "--destdir",
-        str(tmp_path / "out"),
-        "--raw",
-        str(tmp_path / "raw"),
-        "--no-checksums",
-    ]
+    command = [*wmt16_command(tmp_path), "--no-checksums"]
     assert main(command) == 0
     assert read(tmp_path / "out/pieces/train.de") == sentences(60)[1]
     assert read(tmp_path / "out/pieces/test.en") == [f"{line} @-@ ." for line in sentences(3, 950)[0]]
@@ -282,8 +279,7 @@ def test_wmt16_keeps_the_archives_units_and_its_natural_test_sets(tmp_path, no_b
 def test_wmt16_with_the_archives_dictionary(tmp_path, capfd):
     write_wmt16(tmp_path / "raw")
     out = tmp_path / "out"
-    raw = ["--raw", str(tmp_path / "raw"), "--no-checksums"]
-    assert main(["wmt16_en_de_bpe32k", "--destdir", str(out), "--dictionary", "archive", "--workers", "1", *raw]) == 0
+    assert main([*wmt16_command(tmp_path), "--no-checksums", "--dictionary", "archive", "--workers", "1"]) == 0
     listed = read(out / "archive/vocab.bpe.32000")
     assert [line.split()[0] for line in read(out / "bin/dict.en.txt")][: len(listed)] == listed
     assert not (out / "bin/listed.txt").exists()
@@ -293,7 +289,7 @@ def test_wmt16_with_the_archives_dictionary(tmp_path, capfd):
 
 def test_archives_are_checked_and_damage_is_named(tmp_path, capsys):
     archive = write_wmt16(tmp_path / "raw")
-    command = ["wmt16_en_de_bpe32k", "--destdir", str(tmp_path / "out"), "--raw", str(tmp_path / "raw")]
+    command = wmt16_command(tmp_path)
     assert main(command) == 1
     error = last_error(capsys)
     assert f"{archive} is not the published archive (its digest is md5:" in error and "--no-checksums" in error
@@ -309,14 +305,7 @@ def test_archives_are_checked_and_damage_is_named(tmp_path, capsys):
 
 def test_an_archive_of_something_else_is_named(tmp_path, capsys):
     write_iwslt14(tmp_path / "raw").rename(tmp_path / "raw/wmt16_en_de.tar.gz")
-    command = [
-        "wmt16_en_de_bpe32k",
-        "--destdir",
-        str(tmp_path / "out"),
-        "--raw",
-        str(tmp_path / "raw"),
-        "--no-checksums",
-    ]
+    command = [*wmt16_command(tmp_path), "--no-checksums"]
     assert main(command) == 1
     error = last_error(capsys)
     assert "has no newstest2013.de, " in error and "it is another archive" in error
