@@ -85,8 +85,10 @@ def preset(stock: Callable[[Any], Any]) -> Callable[[Any], None]:
 
     def fill(args: Any) -> None:
         flatten_options(args)
-        stock(args)
-        fill_flags(args)
+        options = _plain(args)
+        stock(options)
+        fill_flags(options)
+        _store(options, args)
 
     fill.__name__ = f"{stock.__name__}_collab"
     return fill
@@ -129,9 +131,8 @@ def build_with_config(
     Raises:
         CollabError: see :func:`fairseq_collab.flags.resolve_flags`.
     """
-    with open_dict(args) if isinstance(args, DictConfig) else nullcontext():
-        architecture(args)
-    options = Namespace(**OmegaConf.to_container(args)) if isinstance(args, DictConfig) else Namespace(**vars(args))
+    options = _plain(args)
+    architecture(options)
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         # the command line makes a list of it, which stock fairseq then takes for a string
         if isinstance(getattr(options, name, None), (list, tuple)):
@@ -146,8 +147,18 @@ def build_with_config(
     model = build(options)
     del options.collab
     options.collab_config = config.to_json()
+    _store(options, args)
+    return model
+
+
+def _plain(args: Any) -> Namespace:
+    """A copy as a Namespace: what omegaconf before 2.1 lacks is None, for which fairseq fills no default."""
+    return Namespace(**(OmegaConf.to_container(args) if isinstance(args, DictConfig) else vars(args)))
+
+
+def _store(options: Namespace, args: Any) -> None:
+    """Puts options that :func:`_plain` copied back."""
     with open_dict(args) if isinstance(args, DictConfig) else nullcontext():
         for key, value in vars(options).items():
-            if getattr(args, key, None) is not value:
+            if not hasattr(args, key) or getattr(args, key) is not value:
                 setattr(args, key, value)
-    return model

@@ -3,7 +3,7 @@
 Attentions that stay concatenated at full width are fairseq's own ``MultiheadAttention``, keys and all.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import nn
@@ -31,6 +31,8 @@ class CollaborativeTransformerEncoderLayer(TransformerEncoderLayerBase):
         attention: None is fairseq's own attention.
         seed: of picked mixing.
     """
+
+    can_use_fastpath: Final[bool]  # TorchScript leaves out what a constant rules out
 
     def __init__(self, cfg: Any, return_fc: bool = False, attention: AttentionConfig | None = None, seed: int = 0):
         super().__init__(cfg, return_fc)

@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from _stock import skip_where_stock_fails
 from _tools import SMALL, attentions, build, key_dims, train_flags
 
 # name: embed dim, feed-forward dim, heads, encoder layers (0 in a language model), decoder layers (0 in a RoBERTa)
@@ -46,7 +47,6 @@ COPIED = ("transformer", "transformer_lm", "roberta", "bart")  # the models of f
 TASK = {
     "transformer_lm": ("--task", "language_modeling", "--tokens-per-sample", 128),
     "roberta": ("--task", "masked_lm", "--tokens-per-sample", 128),
-    "bart": ("--task", "denoising"),
 }
 
 
@@ -211,16 +211,23 @@ def test_a_checkpoint_gives_back_picks_that_its_options_alone_would_not(train, l
     assert torch.equal(attentions(load(path)[0])["encoder.1"].pick, pick)
 
 
-def test_hydra_gives_the_preset_and_its_overrides(run_fairseq, generate, load, toy_data, plugin_dir, tmp_path):
+@pytest.mark.parametrize("way", ("one by one", "at once"))
+def test_hydra_gives_the_preset_and_its_overrides(run_fairseq, generate, load, toy_data, plugin_dir, tmp_path, way):
+    model = {"_name": "transformer_collab_tiny", "key_dim": 32, "encoder_key_dim": 24}
+    model |= {"decoder_layers": 3, "collaborative_heads": "encoder_cross"}
+    if way == "one by one":
+        skip_where_stock_fails("hydra +model.NAME")
+        described = [f"+model.{name}={value}" for name, value in model.items()]
+    else:
+        # fairseq 0.12.2 asks every model how many base layers it has
+        described = ["+model={" + ",".join(f"{name}:{value}" for name, value in model.items()) + ",base_layers:0}"]
     run_fairseq(
         "hydra-train",
         *(f"common.user_dir={plugin_dir}", "common.cpu=true", "common.log_format=simple"),
         *("task=translation", f"task.data={toy_data}", "task.source_lang=src", "task.target_lang=tgt"),
         *("criterion=cross_entropy", "optimizer=adam", "optimizer.lr=[0.005]", "optimization.lr=[0.005]"),
         *("lr_scheduler=fixed", "optimization.max_epoch=1", "dataset.max_tokens=800", "dataset.num_workers=0"),
-        *("+model._name=transformer_collab_tiny", "+model.key_dim=32", "+model.encoder_key_dim=24"),
-        *("+model.decoder_layers=3", "+model.collaborative_heads=encoder_cross"),
-        *(f"checkpoint.save_dir={tmp_path}", f"hydra.run.dir={tmp_path}/hydra"),
+        *(*described, f"checkpoint.save_dir={tmp_path}", f"hydra.run.dir={tmp_path}/hydra"),
     )
     (model,) = load(tmp_path / "checkpoint_last.pt")
     assert key_dims(model) == {

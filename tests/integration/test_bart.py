@@ -145,7 +145,7 @@ def test_set_beam_size_reaches_the_attention_and_changes_no_hypothesis(plugin, l
 )
 def test_mistakes_are_told_in_a_sentence(plugin, flags, sentence):
     with pytest.raises(CollabError, match=re.escape(sentence)):
-        build(plugin, (*BART, "--task", "denoising", *SIZES, *flags))
+        build(plugin, (*BART, *SIZES, *flags))
 
 
 def test_flags_that_contradict_the_checkpoint_are_refused(train_bart, pretrained, tmp_path):
@@ -163,7 +163,7 @@ def test_flags_that_contradict_the_checkpoint_are_refused(train_bart, pretrained
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("mixing", MIXINGS)
 def test_a_scripted_model_gives_the_same_outputs(plugin, mixing):
-    model = build(plugin, (*BART, "--task", "denoising", *SIZES, *MIXINGS[mixing])).eval()
+    model = build(plugin, (*BART, *SIZES, *MIXINGS[mixing])).eval()
     source = torch.randint(4, 20, (2, 6), generator=torch.Generator().manual_seed(1))
     inputs = source, torch.tensor([6, 6]), source.roll(1, 1)
     with torch.no_grad():

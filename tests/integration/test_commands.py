@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from _tools import DENSE, SMALL, WINDOW, attentions, key_dims, train_flags
+from _tools import DENSE, SMALL, WINDOW, assert_same_weights, attentions, key_dims, train_flags, weights_of
 
 import fairseq_collab  # noqa: F401 (lets torch.load accept fairseq's checkpoints)
 
@@ -17,13 +17,6 @@ LEGACY_DDP = ("--ddp-backend", "legacy_ddp")
 
 def state_of(path):
     return torch.load(path, weights_only=True)
-
-
-def assert_same_weights(path, other):
-    weights, others = state_of(path)["model"], state_of(other)["model"]
-    assert weights.keys() == others.keys()
-    for name, tensor in weights.items():
-        assert torch.equal(tensor, others[name]), name
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +264,7 @@ def test_a_model_trains_and_generates_with(fairseq, toy_data, plugin_dir, genera
 def test_activation_checkpointing_changes_nothing_but_memory(train, flags):
     flags = (*flags, "--attention-dropout", 0.2)
     paths = [train(name, *flags, *more) for name, more in (("plain", ()), ("again", ("--checkpoint-activations",)))]
-    plain, recomputed = (state_of(path / "checkpoint_last.pt")["model"] for path in paths)
+    plain, recomputed = (weights_of(path / "checkpoint_last.pt") for path in paths)
     assert plain.keys() == recomputed.keys()
     learning_rate = train_flags()[train_flags().index("--lr") + 1]
     for name in plain:

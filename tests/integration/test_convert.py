@@ -7,7 +7,8 @@ from argparse import Namespace
 
 import pytest
 import torch
-from _tools import SMALL, Finished, attentions, train_flags
+from _stock import skip_where_stock_fails
+from _tools import SMALL, Finished, assert_same_weights, attentions, train_flags
 
 import fairseq_collab.convert
 from fairseq_collab.cli.convert import main
@@ -56,7 +57,10 @@ def test_uncompressed_conversion_keeps_every_hypothesis(
     assert convert("--path", path, "--output", output, "--max-error", 1e-9, *text) == 0
     weights = torch.load(output)["model"]
     assert weights["decoder.layers.0.encoder_attn.k_proj.weight"].shape == (64, 64 if path == stock_model else 48)
-    assert words(generate(output, "--beam", 4)) == words(generate(path, "--beam", 4))
+    converted = words(generate(output, "--beam", 4))
+    if path == separate_model:  # post-norm
+        skip_where_stock_fails("decoding")
+    assert converted == words(generate(path, "--beam", 4))
 
 
 def test_checkpoints_of_old_versions_convert_alike(generate, stock_model, toy_data, tmp_path):
@@ -111,6 +115,7 @@ def test_a_window_model_exports_to_stock_fairseq(generate, window_model, tmp_pat
     back = tmp_path / "back.pt"
     assert convert("--to-concatenated", "--path", window_model / "checkpoint_last.pt", "--output", back) == 0
     expected = words(generate(window_model / "checkpoint_last.pt", "--beam", 4))
+    skip_where_stock_fails("decoding")
     assert words(generate(back, "--beam", 4)) == expected
 
 
@@ -133,10 +138,7 @@ def test_a_converted_model_is_fine_tuned_with_the_printed_flags(
         *("train", toy_data, "--user-dir", plugin_dir, "--save-dir", folder, *printed, "--lr", 1e-30),
         *("--max-epoch", 1, "--cpu", "--num-workers", 0),
     )
-    before, after = torch.load(output)["model"], torch.load(folder / "checkpoint_last.pt")["model"]
-    assert before.keys() == after.keys()
-    # fairseq 0.12.2 saves a buffer of its positions that it never initialises
-    assert all(torch.equal(before[key], after[key]) for key in before if not key.endswith("_float_tensor"))
+    assert_same_weights(output, folder / "checkpoint_last.pt")
 
 
 def test_a_language_model_converts_and_comes_back(fairseq, toy_data, plugin_dir, tmp_path):

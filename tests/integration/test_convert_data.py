@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from _tools import SMALL, key_dims
+from _tools import SMALL, key_dims, weights_of
 
 from fairseq_collab.cli.convert import main
 
@@ -147,7 +147,7 @@ def test_same_seed_same_checkpoint_and_the_original_is_not_touched(convert, stoc
     models = []
     for seed in (0, 0, 1):
         convert(stock_model, *flags, "--seed", seed)
-        models.append(torch.load(tmp_path / "converted.pt")["model"])
+        models.append(weights_of(tmp_path / "converted.pt"))
     assert stock_model.read_bytes() == before
     equal = [all(torch.equal(models[0][key], other[key]) for key in models[0]) for other in models[1:]]
     assert equal == [True, False]

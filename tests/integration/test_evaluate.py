@@ -14,7 +14,10 @@ UNUSUAL = ["ba be bi", "", "\U0001f600 ba zzz", " ".join(["ba"] * (LONGEST + 30)
 
 @pytest.fixture(scope="module")
 def checkpoints(toy_translation, fairseq, plugin_dir, tmp_path_factory):
-    """A collaborative and a stock checkpoint of the same sizes, trained for a moment."""
+    """A collaborative and a stock checkpoint of the same sizes, trained for a moment.
+
+    Their encoders are pre-norm, so that stock fairseq 0.12.2 decodes them with torch 2, too.
+    """
     folder = tmp_path_factory.mktemp("checkpoints")
     paths = {}
     for name, arch in (("collab", "transformer_collab_tiny"), ("stock", "transformer_tiny")):
@@ -23,6 +26,7 @@ def checkpoints(toy_translation, fairseq, plugin_dir, tmp_path_factory):
             *("train", toy_translation, *plugin, "--arch", arch, *SIZES, "--cpu", "--max-tokens", 1000),
             *("--max-source-positions", LONGEST, "--optimizer", "adam", "--lr", "1e-2", "--max-epoch", 10),
             *("--no-epoch-checkpoints", "--disable-validation", "--save-dir", folder / name),
+            "--encoder-normalize-before",
         )
         paths[name] = folder / name / "checkpoint_last.pt"
     return paths

@@ -8,7 +8,7 @@ import torch
 from fairseq_collab.adapters import fairseq_options, fairseq_task
 from fairseq_collab.adapters import fairseq_transformer as adapter
 
-TASKS = {"transformer_lm": "language_modeling", "roberta": "masked_lm", "bart": "denoising"}
+TASKS = {"transformer_lm": "language_modeling", "roberta": "masked_lm"}
 
 
 def options_of(arch: str, task: str, *flags: str) -> Namespace:
@@ -101,7 +101,7 @@ def test_the_defaults_that_flags_are_left_out_for_are_fairseq_s(name, arch):
 @pytest.mark.parametrize(
     ("stock", "task"),
     (
-        *(("bart_base", "denoising"), ("mbart_large", "translation"), ("mbart_base_wmt20", "translation")),
+        *(("bart_base", "translation"), ("mbart_large", "translation"), ("mbart_base_wmt20", "translation")),
         *(("roberta_large", "masked_lm"), ("roberta_prenorm", "masked_lm"), ("xlm", "masked_lm")),
         *(("transformer_wmt_en_de_big", "translation"), ("transformer_lm_gpt", "language_modeling")),
     ),
@@ -120,7 +120,9 @@ def test_flags_bring_an_architecture_to_the_options_of_another(stock, task, more
 
 
 def test_a_side_that_follows_the_other_is_named_where_the_other_is():
-    options = options_of("bart_large", "denoising", "--encoder-ffn-embed-dim", "64", "--decoder-ffn-embed-dim", "4096")
+    options = options_of(
+        "bart_large", "translation", "--encoder-ffn-embed-dim", "64", "--decoder-ffn-embed-dim", "4096"
+    )
     flags = fairseq_options.architecture_flags(options, "bart")
     assert flags[flags.index("--decoder-ffn-embed-dim") + 1] == "4096"
 
