@@ -133,6 +133,23 @@ def read_config(folder: str, model_type: str) -> str:
     return json.dumps(json.loads(config.to_json_string(use_diff=False)))
 
 
+def check_positions(model: nn.Module, where: str) -> None:
+    """Refuses a model whose configuration wants positions that the installed transformers leaves out of the scores.
+
+    Args:
+        where: what to call the model's source.
+
+    Raises:
+        CollabError: it does, as transformers 5 does without a word.
+    """
+    kind = getattr(model.config, "position_embedding_type", None)
+    if kind not in (None, "absolute") and not any(hasattr(one, "distance_embedding") for one in model.modules()):
+        raise CollabError(
+            f"{where} has {kind} position embeddings, which the installed transformers no longer computes; use "
+            "transformers 4 without --key-dim, or another model"
+        )
+
+
 def _require_weights(folder: str) -> None:
     if not any(any(Path(folder).glob(pattern)) for pattern in WEIGHT_FILES):
         raise CollabError(
@@ -166,6 +183,7 @@ def load_masked_lm(folder: str, config: Any) -> tuple[nn.Module, bool]:
         CollabError: there are no weights, or they are not those of such an encoder.
     """
     model, fresh = _load("MaskedLM", folder, config=config)
+    check_positions(model, f"--hf-model {folder}")
     lost = sorted(key for key in fresh if key.startswith(model.base_model_prefix + "."))
     if lost:
         raise CollabError(
@@ -224,7 +242,8 @@ def token_ids(dictionary: Any, folder: str, vocab_size: int) -> Tensor:
 
     fairseq's own symbols stand for those of the tokenizer: ``<s>`` and ``</s>`` for what begins and ends a sentence
     ([CLS] and [SEP]), ``<pad>``, ``<unk>`` and ``<mask>`` for its tokens of that kind. A ``madeupwordNNNN`` is the
-    token with id NNNN, whose own name no dictionary of fairseq can hold.
+    token with id NNNN, whose own name no dictionary of fairseq can hold. Those with which fairseq-preprocess fills a
+    dictionary up occur in no text and count as unknown: their count is 0, or their number is the id of another symbol.
 
     Args:
         vocab_size: of the model's embeddings.
@@ -241,10 +260,17 @@ def token_ids(dictionary: Any, folder: str, vocab_size: int) -> Tensor:
         dictionary[dictionary.unk()]: tokenizer.unk_token,
         "<mask>": tokenizer.mask_token,
     }
-    found: dict[str, int | None] = {}
-    for symbol in dictionary.symbols:
-        made_up = NAMED_BY_ID.fullmatch(symbol)
-        found[symbol] = int(made_up[1]) if made_up else vocabulary.get(special.get(symbol, symbol))
+    found: dict[str, int | None] = {
+        symbol: vocabulary.get(special.get(symbol, symbol))
+        for symbol in dictionary.symbols
+        if not NAMED_BY_ID.fullmatch(symbol)
+    }
+    named = set(found.values())
+    for index, symbol in enumerate(dictionary.symbols):
+        if made_up := NAMED_BY_ID.fullmatch(symbol):
+            number = int(made_up[1])
+            fills_up = dictionary.count[index] == 0 or number in named
+            found[symbol] = vocabulary.get(tokenizer.unk_token) if fills_up else number
     missing = [symbol for symbol, number in found.items() if number is None or number >= vocab_size]
     if missing:
         raise CollabError(

@@ -210,6 +210,7 @@ def make_model(options: Namespace) -> nn.Module:
     config = _config(options)
     with hf_folder.quiet():
         model = import_transformers().AutoModelForMaskedLM.from_config(config).float()
+    hf_folder.check_positions(model, "the checkpoint's model")
     install(model, attention_configs(options))
     return model
 

@@ -148,6 +148,30 @@ def test_tokens_that_no_dictionary_can_hold_are_named_by_their_id(tmp_path, fold
     assert model.encoder.hf_ids[task.source_dictionary.index("madeupword0001")] == 1
 
 
+def test_entries_that_fairseq_preprocess_fills_a_dictionary_up_with_are_no_tokens(tmp_path, folder):
+    hf.write_pairs(tmp_path, hf.make_tokenizer("bert"), {"valid": hf.pairs(4)})
+    for path in tmp_path.glob("input*/dict.txt"):
+        lines = path.read_text().replace("[unused0] 1\n", "")
+        path.write_text(lines + "madeupword0000 0\nmadeupword0001 0\nmadeupword0006 1\n")
+    task = hf.pair_task(tmp_path)
+    dictionary, hf_ids = task.source_dictionary, hf.start(task, "bert", folder).encoder.hf_ids
+    unknown = hf_ids[dictionary.unk()]
+    assert hf_ids[dictionary.index("ba")] == 6
+    # as [PAD], as a token that the text lacks, and as one that it has
+    for symbol in ("madeupword0000", "madeupword0001", "madeupword0006"):
+        assert dictionary.index(symbol) != dictionary.unk() and hf_ids[dictionary.index(symbol)] == unknown
+
+
+def test_relative_positions_that_transformers_no_longer_computes_are_refused(task, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "relative")
+    config = json.loads((tmp_path / "relative/config.json").read_text())
+    (tmp_path / "relative/config.json").write_text(json.dumps({**config, "position_embedding_type": "relative_key"}))
+    if any(hasattr(one, "distance_embedding") for one in hf.start(task, "bert", folder).modules()):
+        pytest.skip("this version of transformers computes them")
+    message = refused(task, "bert", tmp_path / "relative")
+    assert "relative has relative_key position embeddings, which the installed transformers no longer" in message
+
+
 def test_folders_that_are_wrong_are_refused_in_a_sentence(task, folder, tmp_path):
     assert refused(task, "bert", None).startswith("--hf-model is missing: give the folder of a bert model")
     assert "there is no such folder" in refused(task, "bert", tmp_path / "none")
