@@ -61,6 +61,19 @@ def add_flags(parser: Any) -> None:
     )
 
 
+class WithFlags:
+    """What every registered model has before its stock class: our flags after the stock ones, and no downloads."""
+
+    @classmethod
+    def hub_models(cls) -> dict:
+        return {}
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        super().add_args(parser)
+        add_flags(parser)
+
+
 def flatten_options(args: Any) -> None:
     """Turns nested options (``encoder.layers``, as a Hydra user may write them) into flat ones, in place."""
     if not isinstance(args, DictConfig):

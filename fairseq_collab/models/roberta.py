@@ -9,7 +9,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
 from fairseq_collab.config import AttentionShape
-from fairseq_collab.fairseq_modules.options import add_flags, build_with_config, preset
+from fairseq_collab.fairseq_modules.options import WithFlags, build_with_config, preset
 from fairseq_collab.fairseq_modules.transformer import CollaborativeTransformerEncoder
 
 
@@ -29,17 +29,8 @@ class CollaborativeRobertaEncoder(stock_roberta.RobertaEncoder):
 
 # no dataclass: fairseq then hands build_model a copy of the options, and the checkpoint would lack what is set there
 @register_model("roberta_collab")
-class RobertaCollabModel(stock_roberta.RobertaModel):
+class RobertaCollabModel(WithFlags, stock_roberta.RobertaModel):
     """fairseq's RoBERTa with collaborative attention; heads, hub interface and old names of weights are inherited."""
-
-    @classmethod
-    def hub_models(cls) -> dict:
-        return {}
-
-    @classmethod
-    def add_args(cls, parser: Any) -> None:
-        super().add_args(parser)
-        add_flags(parser)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "RobertaCollabModel":

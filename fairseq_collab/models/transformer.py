@@ -7,7 +7,7 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerModel, transformer_legacy
 
 from fairseq_collab.config import AttentionShape
-from fairseq_collab.fairseq_modules.options import add_flags, build_with_config, preset
+from fairseq_collab.fairseq_modules.options import WithFlags, build_with_config, preset
 from fairseq_collab.fairseq_modules.transformer import CollaborativeTransformerDecoder, CollaborativeTransformerEncoder
 
 
@@ -26,17 +26,8 @@ def transformer_shapes(args: Namespace) -> dict[str, AttentionShape]:
 
 # no dataclass: registered with one, fairseq ignores the presets of nested configurations
 @register_model("transformer_collab")
-class TransformerCollabModel(TransformerModel):
+class TransformerCollabModel(WithFlags, TransformerModel):
     """fairseq's transformer with collaborative attention; which, and how wide, is said by the flags of ``add_args``."""
-
-    @classmethod
-    def hub_models(cls) -> dict:
-        return {}
-
-    @classmethod
-    def add_args(cls, parser: Any) -> None:
-        super().add_args(parser)
-        add_flags(parser)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerCollabModel":

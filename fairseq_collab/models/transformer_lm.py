@@ -10,7 +10,7 @@ from fairseq.models import transformer_lm as stock_lm
 from fairseq.models.transformer import TransformerConfig
 
 from fairseq_collab.config import AttentionShape
-from fairseq_collab.fairseq_modules.options import add_flags, build_with_config, preset
+from fairseq_collab.fairseq_modules.options import WithFlags, add_flags, build_with_config, preset
 from fairseq_collab.fairseq_modules.transformer import CollaborativeTransformerDecoder
 
 
@@ -39,12 +39,8 @@ def _decoder_class(decoder: type) -> Iterator[None]:
 
 # no dataclass: fairseq then hands build_model a copy of the options, and the checkpoint would lack what is set there
 @register_model("transformer_lm_collab")
-class TransformerLanguageModelCollab(stock_lm.TransformerLanguageModel):
+class TransformerLanguageModelCollab(WithFlags, stock_lm.TransformerLanguageModel):
     """fairseq's transformer language model with collaborative attention."""
-
-    @classmethod
-    def hub_models(cls) -> dict:
-        return {}
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
