@@ -4,7 +4,7 @@ Notation: B batch, T and S lengths of queries and keys, D and E their widths.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -118,14 +118,25 @@ def _not_taken(model: nn.Module, batch: Any, error: Exception) -> str:
     """Why the library's model did not run on a batch, and what to do."""
     tensors = batch if isinstance(batch, Mapping) else {"input_ids": batch}
     shapes = ", ".join(f"{key} {tuple(one.shape)}" for key, one in tensors.items() if isinstance(one, Tensor))
-    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    ids = tensors.get("input_ids")
+    positions, ids = _positions(model), tensors.get("input_ids")
     if isinstance(ids, Tensor) and ids.dim() == 2 and positions is not None and ids.size(1) > positions:
         advice = f"it has {positions} positions: call the tokenizer with truncation=True, max_length={positions}"
     else:
         advice = "give batches that model(**batch) takes"
     reason = " ".join(str(error).split())[:200]
     return f"the {type(model).__name__} does not run on a calibration batch ({shapes}): {reason}; {advice}."
+
+
+def _positions(model: Any) -> Optional[int]:
+    """The longest sentence that the learnt positions of a model suffice for, or None without such positions."""
+    tables = [getattr(one, "position_embeddings", None) for one in model.modules()]
+    # those of RoBERTa begin after the one of padding
+    sizes = [
+        one.num_embeddings - (0 if one.padding_idx is None else one.padding_idx + 1)
+        for one in tables
+        if isinstance(one, nn.Embedding)
+    ]
+    return max(sizes, default=None)
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

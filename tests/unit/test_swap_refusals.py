@@ -180,6 +180,14 @@ def test_text_that_the_model_does_not_take_is_told_with_what_to_do(hf_model):
     assert message.endswith("give batches that model(**batch) takes.")
 
 
+def test_positions_of_padding_do_not_count_where_text_is_too_long(hf_model):
+    model = hf_model("Roberta", pad_token_id=1)
+    places = model.config.max_position_embeddings
+    long = {"input_ids": torch.full((2, places), 5)}
+    message = refusal(model, calibration=[long])
+    assert f"it has {places - 2} positions: " in message and message.endswith(f", max_length={places - 2}.")
+
+
 def test_model_and_adapter_the_other_way_round_are_told_in_a_sentence(hf_model):
     with pytest.raises(CollabError, match="^a BertModel is no adapter: give the model first, and then BERT.{,200}$"):
         swap_to_collaborative(BERTCollaborativeAdapter, hf_model("Bert"), 24)
