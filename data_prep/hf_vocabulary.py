@@ -26,16 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.glue_text import EOS, UNKNOWN, EncodedText, rebuild
-from fairseq_collab._transformers import import_transformers
+from fairseq_collab._transformers import VOCABULARY_FILES, load_tokenizer
 from fairseq_collab.errors import CollabError
 
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK = "<mask>"
 _ROLES = {"<s>": ("cls", "bos"), "<pad>": ("pad",), "</s>": ("sep", "eos"), "<unk>": ("unk",), MASK: ("mask",)}
-_VOCABULARY_FILES = (
-    *("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"),
-    *("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model"),
-)
 _SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 _MADE_UP = re.compile(r"madeupword\d+")
 
@@ -137,7 +133,7 @@ class HFTextEncoder:
     @property
     def source_files(self) -> list[Path]:
         """The files that decide the ids."""
-        names = (*_VOCABULARY_FILES, *_SETTINGS_FILES)
+        names = (*VOCABULARY_FILES, *_SETTINGS_FILES)
         return [self.path / name for name in names if (self.path / name).is_file()]
 
     def describe(self) -> dict[str, Any]:
@@ -198,17 +194,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _load_tokenizer(path: Path) -> Any:
-    # without files, transformers makes an empty tokenizer of the model's type
-    if not any((path / name).is_file() for name in _VOCABULARY_FILES):
-        raise CollabError(f"--hf-model {path} has no vocabulary: there is none of {', '.join(_VOCABULARY_FILES)}")
-    transformers = import_transformers()
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(path), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # transformers raises whatever the file's reader raised
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise CollabError(f"--hf-model {path} has no tokenizer that transformers can read: {reason}") from error
+    tokenizer = load_tokenizer(path)
     if not tokenizer.is_fast:
         raise CollabError(f"the tokenizer in {path} exists in slow form only; save it with its tokenizer.json")
     return tokenizer

@@ -1,13 +1,22 @@
-"""Importing transformers where it can be imported: what its absence, or a broken torchaudio, would make of it."""
+"""transformers, imported where it can be: what its absence or a broken torchaudio would make of it; its tokenizers."""
 
 import importlib.util
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
+from typing import Any, Union
 
 from fairseq_collab.errors import CollabError
 
 logger = logging.getLogger(__name__)
+
+VOCABULARY_FILES = (
+    *("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"),
+    *("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model"),
+)
 
 
 def import_transformers() -> ModuleType:
@@ -49,3 +58,40 @@ def hide_unusable_torchaudio() -> None:
         cached = getattr(known, "is_torchaudio_available", None)
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without progress bars and without lists of weights that are about to be looked at anyway."""
+    log = import_transformers().utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def load_tokenizer(folder: Union[str, Path], flag: str = "--hf-model") -> Any:
+    """The tokenizer of a folder; nothing is fetched, and no code in it runs.
+
+    Args:
+        flag: the option that named it.
+
+    Raises:
+        CollabError: it has none that transformers can load.
+    """
+    if not any((Path(folder) / name).is_file() for name in VOCABULARY_FILES):
+        # transformers would make a tokenizer without words
+        raise CollabError(f"{flag} {folder} has no tokenizer; it needs one of {', '.join(VOCABULARY_FILES)}")
+    try:
+        with quiet():
+            return import_transformers().AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # of any kind: the readers of the files have their own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise CollabError(f"{flag} {folder} has no tokenizer that transformers can load ({reason})") from error

@@ -13,7 +13,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from fairseq_collab._transformers import import_transformers
+from fairseq_collab._transformers import import_transformers, load_tokenizer, quiet
 from fairseq_collab.adapters.hf_encoder import HEADS_PREFIX
 from fairseq_collab.checkpoint import model_options
 from fairseq_collab.errors import CollabError
@@ -46,7 +46,7 @@ def export(state: dict[str, Any], path: str, output: Path, tokenizer: Optional[s
     swapped = is_swapped(options)
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
-        with hf_folder.quiet():
+        with quiet():
             save_collaborative(model, temporary) if swapped else model.save_pretrained(temporary)
             if words is not None:
                 words.save_pretrained(temporary)
@@ -66,11 +66,11 @@ def _tokenizer(options: Namespace, named: Optional[str]) -> tuple[Any, str]:
         CollabError: ``--tokenizer`` names a folder without one.
     """
     if named is not None:
-        return hf_folder.load_tokenizer(named, "--tokenizer"), ""
+        return load_tokenizer(named, "--tokenizer"), ""
     source = getattr(options, "hf_model", None)
     if source is not None and Path(source).is_dir():
         try:
-            return hf_folder.load_tokenizer(source), ""
+            return load_tokenizer(source), ""
         except CollabError:
             reason = f"which {source} has no longer"
     else:
@@ -106,7 +106,7 @@ def to_transformers(state: dict[str, Any], options: Namespace) -> nn.Module:
         )
     if config.num_labels != classes:
         config.num_labels = classes
-    with hf_folder.quiet():
+    with quiet():
         found = import_transformers().AutoModelForSequenceClassification.from_config(config).float()
     install(found, attention_configs(options))
     found.base_model.load_state_dict(model.base_model.state_dict(), strict=False)

@@ -6,8 +6,7 @@ Reads such a folder and says in a sentence what it lacks. The model made of it i
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_collab._transformers import import_transformers
+from fairseq_collab._transformers import import_transformers, load_tokenizer, quiet
 from fairseq_collab.errors import CollabError
 from fairseq_collab.pretrained import MODEL_TYPE
 
 WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
-VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "spiece.model")
 NAMED_BY_ID = re.compile(r"madeupword(\d+)")
 
 
@@ -79,21 +77,6 @@ FAMILIES = {
         predict=lambda model, features: model.predictions(features),
     ),
 }
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """transformers without progress bars and without lists of weights that are about to be looked at anyway."""
-    log = import_transformers().utils.logging
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()
 
 
 def config_of(text: str) -> Any:
@@ -215,26 +198,6 @@ def load_head(folder: str, config: Any, num_classes: int) -> dict[str, Tensor]:
 def fingerprint(dictionary: Any) -> str:
     """A short text that differs between dictionaries with other symbols or another order."""
     return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()[:16]
-
-
-def load_tokenizer(folder: str, flag: str = "--hf-model") -> Any:
-    """The tokenizer of a folder.
-
-    Args:
-        flag: the option that named it.
-
-    Raises:
-        CollabError: it has none that transformers can load.
-    """
-    if not any((Path(folder) / name).is_file() for name in VOCABULARY_FILES):
-        # transformers would make a tokenizer without words
-        raise CollabError(f"{flag} {folder} has no tokenizer; it needs one of {', '.join(VOCABULARY_FILES)}")
-    try:
-        with quiet():
-            return import_transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # of any kind: the readers of the files have their own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CollabError(f"{flag} {folder} has no tokenizer that transformers can load ({reason})") from error
 
 
 def token_ids(dictionary: Any, folder: str, vocab_size: int) -> Tensor:

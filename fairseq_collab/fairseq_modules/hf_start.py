@@ -13,7 +13,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from fairseq_collab._transformers import import_transformers
+from fairseq_collab._transformers import import_transformers, quiet
 from fairseq_collab.checkpoint import load_checkpoint, model_options
 from fairseq_collab.config import AttentionConfig, AttentionShape, CollabConfig
 from fairseq_collab.errors import CollabError
@@ -208,7 +208,7 @@ def _swap(encoder: HFEncoder, options: Namespace, task: Any) -> None:
 def make_model(options: Namespace) -> nn.Module:
     """The model of transformers that a checkpoint's options describe, with weights yet to be loaded, in float32."""
     config = _config(options)
-    with hf_folder.quiet():
+    with quiet():
         model = import_transformers().AutoModelForMaskedLM.from_config(config).float()
     hf_folder.check_positions(model, "the checkpoint's model")
     install(model, attention_configs(options))

@@ -166,8 +166,8 @@ def test_folders_that_are_no_model_are_refused(tmp_path):
     with pytest.raises(CollabError, match="has no readable config.json"):
         HFTextEncoder(tmp_path, 20)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(CollabError, match="has no vocabulary: there is none of tokenizer.json, vocab.txt"):
+    with pytest.raises(CollabError, match="has no tokenizer; it needs one of tokenizer.json, vocab.txt"):
         HFTextEncoder(tmp_path, 20)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(CollabError, match="has no tokenizer that transformers can read"):
+    with pytest.raises(CollabError, match="has no tokenizer that transformers can load"):
         HFTextEncoder(tmp_path, 20)
