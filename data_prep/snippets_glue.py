@@ -3,13 +3,13 @@
 DESTDIR, when done:
   SST-2/{train,dev,test}.tsv     whether people found the snippet positive (1) or negative (0): the sign of its mean
                                  score; snippets of score 0 are left out
-  STS-B/{train,dev,test}.tsv     pairs of snippets, each snippet in one pair, with how close their scores (-4 to 4)
-                                 are, from 0 to 5: 5 - 5/8 * |difference|
+  STS-B/{train,dev,test}.tsv     every other snippet beside one sentence of praise, always the same, with how close it
+                                 comes to it, from 0 to 5: its mean score (-4 to 4), moved and stretched
   TASK/test_labels.tsv           index and label of test, to score predictions with; test.tsv has none, as GLUE's
   unpacked.json                  the archive it came from, and the digest of each file
 
 With n the first eight bytes of the SHA-256 of a snippet's id, big-endian, modulo 100: n < 8 is dev, n < 16 is test,
-all others train. Pairs are neighbours in the order of these digests within a split. A text that an earlier split has
+all others train. Within a split the order is that of these digests. A text that an earlier split has
 (train, dev, test; case ignored), or that came before in its own, is dropped.
 """
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
 
 from data_prep import snippets, unpacked
 from data_prep.snippets import PACKAGE, Snippet
@@ -26,15 +25,8 @@ from data_prep.snippets import PACKAGE, Snippet
 HELP = "movie snippets as SST-2-like and STS-B-like tasks in GLUE's file formats"
 SPLITS = ("train", "dev", "test")
 SST2_HEADER = "sentence\tlabel"
+PRAISE = "One of the best films I have ever seen."
 STSB_HEADER = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore"
-
-
-class Pair(NamedTuple):
-    """Two snippets and how close their scores are, from 0 to 5."""
-
-    first: Snippet
-    second: Snippet
-    closeness: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,12 +65,9 @@ def split_snippets(sentences: list[Snippet]) -> tuple[dict[str, list[Snippet]], 
     return found, len(sentences) - sum(map(len, found.values()))
 
 
-def pairs_of(sentences: list[Snippet]) -> list[Pair]:
-    """Neighbours, each snippet in one pair; the last of an odd number is left out."""
-    return [
-        Pair(first, second, 5 - 5 / 8 * abs(first.score - second.score))
-        for first, second in zip(sentences[::2], sentences[1::2], strict=False)
-    ]
+def closeness(snippet: Snippet) -> float:
+    """How close a snippet comes to praise, from 0 to 5."""
+    return 5 / 8 * (snippet.score + 4)
 
 
 def _build(archive: Path, folder: Path) -> None:
@@ -88,7 +77,7 @@ def _build(archive: Path, folder: Path) -> None:
     print(f"{len(movie):,} snippets, {dropped:,} of them dropped as repeated, {neutral:,} with score 0 not in SST-2")
     for split, sentences in splits.items():
         _write_sst2(folder / "SST-2", split, [snippet for snippet in sentences if snippet.score != 0])
-        _write_stsb(folder / "STS-B", split, pairs_of(sentences))
+        _write_stsb(folder / "STS-B", split, sentences[::2])
 
 
 def _write_sst2(folder: Path, split: str, sentences: list[Snippet]) -> None:
@@ -101,12 +90,12 @@ def _write_sst2(folder: Path, split: str, sentences: list[Snippet]) -> None:
         _write(folder / f"{split}.tsv", SST2_HEADER, rows)
 
 
-def _write_stsb(folder: Path, split: str, pairs: list[Pair]) -> None:
-    rows = []
-    for index, (first, second, _) in enumerate(pairs):
-        about = f"{index}\tmovie-snippets\tmovie.tsv\t2014\t{index}\t{first.id}\t{second.id}"
-        rows.append(f"{about}\t{first.text}\t{second.text}")
-    scores = [f"{pair.closeness:.3f}" for pair in pairs]
+def _write_stsb(folder: Path, split: str, sentences: list[Snippet]) -> None:
+    rows = [
+        f"{index}\tmovie-snippets\tmovie.tsv\t2014\t{index}\t{snippet.id}\t-\t{snippet.text}\t{PRAISE}"
+        for index, snippet in enumerate(sentences)
+    ]
+    scores = [f"{closeness(snippet):.3f}" for snippet in sentences]
     if split == "test":
         _write(folder / "test.tsv", STSB_HEADER.removesuffix("\tscore"), rows)
         _write(folder / "test_labels.tsv", "index\tlabel", [f"{i}\t{score}" for i, score in enumerate(scores)])

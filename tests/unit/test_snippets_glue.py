@@ -52,13 +52,14 @@ def test_labels_are_the_sign_of_the_score_and_neutral_ones_are_left_out(made, tm
     assert labels == ["index\tlabel", *expected]
 
 
-def test_scores_of_pairs_are_the_closeness_of_the_snippets_scores(made, tmp_path):
+def test_every_other_snippet_stands_beside_the_same_praise_with_its_score_stretched_to_0_to_5(made, tmp_path):
     by_text, splits = scores(tmp_path), read(made, "STS-B")
     for split in ("train", "valid"):
-        for (first, second), score in splits[split]:
-            assert score == pytest.approx(5 - 5 / 8 * abs(by_text[first] - by_text[second]), abs=5.1e-4)
-    texts = [text for examples in splits.values() for example in examples for text in example.texts]
-    assert len(texts) == len(set(texts)) >= 297
+        for (text, praise), score in splits[split]:
+            assert praise == snippets_glue.PRAISE
+            assert score == pytest.approx((by_text[text] + 4) / 8 * 5, abs=5.1e-4)
+    texts = [example.texts[0] for examples in splits.values() for example in examples]
+    assert len(texts) == len(set(texts)) and 150 <= len(texts) <= 152
     assert len((made / "STS-B/test_labels.tsv").read_text().splitlines()) == len(splits["test"]) + 1
 
 
