@@ -245,13 +245,15 @@ class CollaborativeAttention(nn.Module):
             return functional.picked_heads(x, self.pick)
         return functional.window_heads(x, self.num_heads, self.mix_dim)
 
-    def _keys_used(self, few_queries: bool) -> str:
+    def _keys_used(self, few_queries: bool, multiplies: bool) -> str:
         """How :meth:`_query_and_key` brings the keys before the heads, in the words of ``backend_used``."""
         if self.mixing is None or self.mix_layout == "dense":
             return self.mix_layout
         if few_queries:
             return "spread"
-        return "gather" if self.mix_layout == "picked" else "windows"
+        if self.mix_layout == "window":
+            return "windows"
+        return "one_hot" if multiplies else "gather"
 
     def _query_and_key(self, q: Tensor, k: Tensor, few_queries: bool) -> Tuple[Tensor, Tensor]:
         """Mixed queries (B, H, T, .) and the keys they meet, (B, H, S, .) or (B, 1, S, R).
@@ -262,8 +264,9 @@ class CollaborativeAttention(nn.Module):
                 and spread the mixed queries over all R dims instead.
         """
         mixing, query_bias = self.mixing, self.query_bias
+        multiplies = functional.multiplies(k)
         if not torch.jit.is_scripting():
-            functional.note_keys(self._keys_used(few_queries))
+            functional.note_keys(self._keys_used(few_queries, multiplies))
         if mixing is None or query_bias is None:
             return self._heads(q) * self.scale, self._heads(k)
         if self.mix_layout == "dense" or few_queries:
@@ -271,6 +274,11 @@ class CollaborativeAttention(nn.Module):
                 mixing = functional.spread_to_shared(mixing, self.pick, self.key_dim)
                 query_bias = functional.spread_to_shared(query_bias, self.pick, self.key_dim)
             return functional.mix_query(q.unsqueeze(1), mixing, query_bias, self.scale), k.unsqueeze(1)
+        if multiplies:
+            query = functional.multiplied_heads(q, self.pick, mixing * self.scale, query_bias * self.scale)
+            if self.mix_layout == "window":
+                return query, self._heads(k)
+            return query, functional.multiplied_heads(k, self.pick, torch.ones_like(mixing), None)
         return functional.mix_query(self._heads(q), mixing, query_bias, self.scale), self._heads(k)
 
     def _attend(

@@ -30,7 +30,8 @@ def backend_used() -> Optional[str]:
 
     Returns:
         ``KEYS-KERNEL``. KEYS: ``dense`` shared keys, ``spread`` (shared keys, sparse mixing spread over all of
-        them), ``windows``, ``gather`` (picked dims), or ``concatenated`` heads. KERNEL: ``product`` (one product
+        them), ``windows``, ``gather`` (picked dims), ``one_hot`` (picked dims, by a product with ones and zeros), or
+        ``concatenated`` heads. KERNEL: ``product`` (one product
         for all heads of a sentence), ``sdpa`` (torch's fused attention), or ``matmul`` (a product a head).
     """
     if not hasattr(_used, "keys") or not hasattr(_used, "kernel"):
@@ -77,6 +78,36 @@ def mix_query(query_heads: Tensor, mixing: Tensor, query_bias: Tensor, scale: fl
     return torch.addcmul(query_bias, query_heads, mixing)
 
 
+def multiplies(x: Tensor) -> bool:
+    """Whether :func:`multiplied_heads` is the fastest way to bring shared dims before the heads.
+
+    It is on CPUs for up to 512 shared dims: gathering was measured at 3 to 5 ns a number, multiplying at 0.6 ns with
+    128 dims. Sums of one number and zeros are exact in float32, not in the shortened products of GPUs; in half
+    precision CPUs multiply slowly.
+    """
+    return x.device.type == "cpu" and (x.dtype == torch.float32 or x.dtype == torch.float64) and x.size(-1) <= 512
+
+
+def multiplied_heads(x: Tensor, pick: Tensor, factors: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """The dims that each head mixes, times a factor, by one matrix product: ``x[pick] * factors + bias``.
+
+    Of its input only x is kept for gradients, which are products as well.
+
+    Args:
+        x: (B, T, R) shared projection. pick: (H, P) indices. factors, bias: (H, P).
+
+    Returns:
+        (B, H, T, P).
+    """
+    weight = spread_to_shared(factors.reshape(-1, 1), pick.reshape(-1, 1), x.size(-1))  # (H*P, R), a number a row
+    flat_bias: Optional[Tensor] = None if bias is None else bias.flatten()
+    # fairseq's tensors have time first in memory; their rows are multiplied as they lie
+    time_first = x.stride(0) < x.stride(1)
+    rows = x.transpose(0, 1) if time_first else x
+    heads = F.linear(rows, weight, flat_bias).view(rows.size(0), rows.size(1), pick.size(0), pick.size(1))
+    return heads.permute(1, 2, 0, 3) if time_first else heads.transpose(1, 2)
+
+
 def spread_to_shared(per_head: Tensor, pick: Tensor, key_dim: int) -> Tensor:
     """Mixing over all shared dims: (H, P) values at ``pick`` (H, P) -> (H, R), 0 elsewhere."""
     shared = torch.zeros(per_head.size(0), key_dim, dtype=per_head.dtype, device=per_head.device)
@@ -96,7 +127,8 @@ def merge_masks(
 
     Returns:
         an additive mask that broadcasts to (B, H, T, S), finite in rows that see no key, and a boolean mask of
-        those rows that broadcasts to (B, H, T, 1); None for both when nothing is masked.
+        those rows that broadcasts to (B, H, T, 1); None for both when nothing is masked, and for the second where
+        it is known that there are none.
     """
     mask: Optional[Tensor] = None
     if attn_mask is not None:
@@ -117,7 +149,15 @@ def merge_masks(
     if mask is None:
         return None, None
     hidden_rows = (mask == float("-inf")).all(dim=-1, keepdim=True)
+    if not torch.jit.is_scripting() and _can_look(hidden_rows) and not hidden_rows.any():
+        return mask, None
     return mask.masked_fill(hidden_rows, 0.0), hidden_rows
+
+
+@torch.jit.unused
+def _can_look(x: Tensor) -> bool:
+    """Whether what a tensor holds may decide what is done: it costs no waiting, and nobody records the operations."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
 
 
 def attention_scores(query: Tensor, key: Tensor) -> Tensor:

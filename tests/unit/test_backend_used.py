@@ -30,7 +30,7 @@ def in_a_thread(work) -> list:
     (
         ("dense", "dense-product", "dense-product", "dense-product"),
         ("window", "windows-sdpa", "windows-matmul", "spread-product"),
-        ("picked", "gather-sdpa", "gather-matmul", "spread-product"),
+        ("picked", "one_hot-sdpa", "one_hot-matmul", "spread-product"),
         ("concatenated", "concatenated-sdpa", "concatenated-matmul", "concatenated-sdpa"),
     ),
 )
@@ -54,7 +54,7 @@ def test_every_thread_has_its_own_backend():
         other(torch.randn(1, 3, 64))
         return before, functional.backend_used()
 
-    assert in_a_thread(attend) == [(None, "gather-sdpa")]
+    assert in_a_thread(attend) == [(None, "one_hot-sdpa")]
     assert functional.backend_used() == "windows-sdpa"
 
 
@@ -62,3 +62,42 @@ def test_scripted_attention_leaves_the_note_alone():
     CollaborativeAttention(64, 8, 16, mix_layout="window")(torch.randn(1, 3, 64))
     torch.jit.script(CollaborativeAttention(64, 8, 16, mix_layout="picked"))(torch.randn(1, 3, 64))
     assert functional.backend_used() == "windows-sdpa"
+
+
+@pytest.mark.parametrize("layout", ("window", "picked"))
+@pytest.mark.parametrize("time_first", (False, True))
+def test_gathered_and_multiplied_heads_have_the_same_values_and_gradients(monkeypatch, layout, time_first):
+    module = CollaborativeAttention(48, 4, 22 if layout == "picked" else 24, mix_dim=11, mix_layout=layout).double()
+    torch.nn.init.normal_(module.mixing)
+    torch.nn.init.normal_(module.query_bias)
+    x = torch.randn(7, 3, 48, dtype=torch.double).transpose(0, 1) if time_first else torch.randn(3, 7, 48).double()
+    found, backends = [], []
+    assert functional.multiplies(x) and not functional.multiplies(torch.empty(1, 1, 513))
+    for multiplies in (True, False):
+        monkeypatch.setattr(functional, "multiplies", lambda _, answer=multiplies: answer)
+        module.zero_grad()
+        entry = x.clone().requires_grad_()
+        out, _ = module(entry)
+        out.square().sum().backward()
+        backends.append(functional.backend_used())
+        found.append([out, entry.grad, *(parameter.grad.clone() for parameter in module.parameters())])
+    assert backends == (["one_hot-sdpa", "gather-sdpa"] if layout == "picked" else ["windows-sdpa"] * 2)
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_ones_and_zeros_pick_numbers_unchanged():
+    pick = torch.tensor([[3, 0, 17], [16, 17, 1]])
+    x = torch.randn(5, 9, 18) * 10.0 ** torch.randint(-30, 30, (5, 9, 18))
+    heads = functional.multiplied_heads(x, pick, torch.ones(2, 3), None)
+    assert torch.equal(heads, functional.picked_heads(x, pick))
+    time_first = x.transpose(0, 1)
+    heads = functional.multiplied_heads(time_first, pick, torch.ones(2, 3), None)
+    assert torch.equal(heads, functional.picked_heads(time_first, pick))
+
+
+def test_hidden_rows_are_named_only_where_there_are_any():
+    padding = torch.tensor([[False, True], [False, False]])
+    assert functional.merge_masks(None, padding, 4, torch.float32)[1] is None
+    padding[1] = True
+    mask, hidden = functional.merge_masks(None, padding, 4, torch.float32)
+    assert hidden.flatten().tolist() == [False, True] and torch.isfinite(mask[1]).all()

@@ -74,7 +74,7 @@ def test_attention_gives_time_and_memory_against_both_peers(attention_rows):
         **memory,
     }
     backends = {row["layout"]: row["backend"] for row in attention_rows}
-    assert backends == {"dense": "dense-product", "windows": "windows-sdpa", "picked": "gather-sdpa"}
+    assert backends == {"dense": "dense-product", "windows": "windows-sdpa", "picked": "one_hot-sdpa"}
     both = found["forward+backward", "dense", layers.CONCATENATED]
     shape = layers.Shape(3, 6, 32, 4, 16)
     assert both["rate"] == pytest.approx(3 * layers.operations("dense", shape) / both["seconds"])
