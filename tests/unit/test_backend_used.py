@@ -101,3 +101,21 @@ def test_hidden_rows_are_named_only_where_there_are_any():
     padding[1] = True
     mask, hidden = functional.merge_masks(None, padding, 4, torch.float32)
     assert hidden.flatten().tolist() == [False, True] and torch.isfinite(mask[1]).all()
+
+
+@pytest.mark.parametrize("layout", ("dense", "window", "picked"))
+def test_recorded_attention_clears_rows_that_were_not_hidden_when_it_was_recorded(layout):
+    module = CollaborativeAttention(64, 8, 16, mix_layout=layout).requires_grad_(False)
+    x, seen, hidden = torch.randn(2, 5, 64), torch.zeros(2, 5).bool(), torch.ones(2, 5).bool()
+
+    def attend(x, padding):
+        return module(x, key_padding_mask=padding)[0]
+
+    wanted = attend(x, hidden)
+    torch.testing.assert_close(wanted, module.out_proj.bias.expand(2, 5, 64))
+    for recorded in (
+        torch.compile(attend, fullgraph=True, backend="eager"),
+        torch.jit.trace(attend, (x, seen)),
+    ):
+        torch.testing.assert_close(recorded(x, seen), attend(x, seen))
+        torch.testing.assert_close(recorded(x, hidden), wanted)
