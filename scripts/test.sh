@@ -10,7 +10,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 arguments=()
 for argument in "$@"; do
     case "$argument" in
-        --all) arguments+=(-m "slow or not slow") ;;
+        --all) arguments+=(-m "not gpu") ;;
         -h | --help) sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
         -*) arguments+=("$argument") ;;
         *)  # a path relative to where the caller is
