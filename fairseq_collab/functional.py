@@ -31,8 +31,8 @@ def backend_used() -> Optional[str]:
     Returns:
         ``KEYS-KERNEL``. KEYS: ``dense`` shared keys, ``spread`` (shared keys, sparse mixing spread over all of
         them), ``windows``, ``gather`` (picked dims), ``one_hot`` (picked dims, by a product with ones and zeros), or
-        ``concatenated`` heads. KERNEL: ``product`` (one product
-        for all heads of a sentence), ``sdpa`` (torch's fused attention), or ``matmul`` (a product a head).
+        ``concatenated`` heads. KERNEL: ``product`` (one product for all heads of a sentence), ``sdpa`` (torch's fused
+        attention), or ``matmul`` (a product a head).
     """
     if not hasattr(_used, "keys") or not hasattr(_used, "kernel"):
         return None

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from oracle import oracle
 from rule import assert_as_exact_as
 from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_collab.attention import CollaborativeAttention
-from fairseq_collab.reference import reference_attention
 
 LAYOUTS = {
     "window": dict(key_dim=24, mix_dim=11, mix_layout="window"),
@@ -26,22 +26,9 @@ PLACES = [
 ]
 
 
-def oracle(module: CollaborativeAttention, x: Tensor, **masks: Tensor) -> Tensor:
-    """The output by the reference, from the parameters of a module."""
-    return reference_attention(
-        *[x] * 3,
-        q_weight=module.q_proj.weight,
-        k_weight=module.k_proj.weight,
-        v_weight=module.v_proj.weight,
-        out_weight=module.out_proj.weight,
-        mixing=module.mixing,
-        query_bias=module.query_bias,
-        pick=module.pick,
-        scale=module.scale,
-        v_bias=module.v_proj.bias,
-        out_bias=module.out_proj.bias,
-        **masks,
-    )[0]
+def spelled_out(module: CollaborativeAttention, x: Tensor, **masks: Tensor) -> Tensor:
+    """The output of self-attention by the oracle."""
+    return oracle(module, x, x, x, **masks)[0]
 
 
 def fused_oracle(module: CollaborativeAttention, x: Tensor, **masks: Tensor) -> Tensor:
@@ -89,9 +76,9 @@ def test_output_and_gradients_are_as_exact_as_the_oracles(device, dtype, layout,
     there = copy.deepcopy(module).to(device)
     moved = {name: mask.to(device) for name, mask in masks.items()}
     found = with_gradients(there, x.to(device), lambda x, **m: there(x, need_weights=with_weights, **m)[0], **moved)
-    slow = oracle if with_weights or layout == "dense" else fused_oracle
+    slow = spelled_out if with_weights or layout == "dense" else fused_oracle
     plain = with_gradients(module, x, lambda x, **m: slow(module, x, **m), **masks)
     wide = copy.deepcopy(module).double()
-    exact = with_gradients(wide, x.double(), lambda x, **m: oracle(wide, x, **m), **masks)
+    exact = with_gradients(wide, x.double(), lambda x, **m: spelled_out(wide, x, **m), **masks)
     for one, by_oracle, right in zip(found, plain, exact, strict=True):
         assert_as_exact_as(one, by_oracle, right)

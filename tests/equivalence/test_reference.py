@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
+from oracle import oracle
 from rule import assert_as_exact_as
 
 from fairseq_collab.attention import CollaborativeAttention
-from fairseq_collab.reference import reference_attention
 
 LAYOUTS = {
     "dense": dict(key_dim=16),
@@ -52,25 +52,6 @@ def make_masks(kind: str, batch: int, tgt_len: int, src_len: int) -> dict:
         "boolean": {"attn_mask": causal.isinf()},
         "a row of padding": {"key_padding_mask": everything},
     }[kind]
-
-
-def oracle(module: CollaborativeAttention, query, key, value, **masks):
-    return reference_attention(
-        query,
-        key,
-        value,
-        q_weight=module.q_proj.weight,
-        k_weight=module.k_proj.weight,
-        v_weight=module.v_proj.weight,
-        out_weight=module.out_proj.weight,
-        v_bias=module.v_proj.bias,
-        out_bias=module.out_proj.bias,
-        mixing=module.mixing,
-        query_bias=module.query_bias,
-        pick=module.pick,
-        scale=module.scale,
-        **masks,
-    )
 
 
 @pytest.mark.parametrize("need_weights", (False, True), ids=("fused", "weights"))
