@@ -292,13 +292,22 @@ class CollaborativeAttention(nn.Module):
         few_queries: bool,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """(B, T, R), (B, S, R) and (B, H, S, V) -> (B, T, D) before the output projection, and (B, H, T, S)."""
-        query, key = self._query_and_key(q, k, few_queries)
-        mask, hidden_rows = functional.merge_masks(attn_mask, key_padding_mask, self.num_heads, query.dtype)
+        mask, hidden_rows = functional.merge_masks(attn_mask, key_padding_mask, self.num_heads, q.dtype)
         weights: Optional[Tensor] = None
-        if need_weights:
-            out, weights = functional.attend_with_weights(query, key, v, mask, hidden_rows, self._active_dropout())
+        mixing, query_bias, dropout = self.mixing, self.query_bias, self._active_dropout()
+        in_blocks = False
+        if not torch.jit.is_scripting():
+            whole = self.mix_layout == "dense" and self.num_heads > 1 and not few_queries and not need_weights
+            in_blocks = whole and functional.takes_blocks(q, v, mask)
+        if in_blocks and mixing is not None and query_bias is not None:
+            mixing, query_bias = mixing * self.scale, query_bias * self.scale
+            out = functional.attend_in_blocks(q, k, v, mixing, query_bias, mask, hidden_rows, dropout)
         else:
-            out = functional.attend(query, key, v, mask, hidden_rows, self._active_dropout())
+            query, key = self._query_and_key(q, k, few_queries)
+            if need_weights:
+                out, weights = functional.attend_with_weights(query, key, v, mask, hidden_rows, dropout)
+            else:
+                out = functional.attend(query, key, v, mask, hidden_rows, dropout)
         out = out.transpose(1, 2).reshape(q.size(0), q.size(1), self.embed_dim)  # (B, H, T, V) -> (B, T, D)
         return out, weights
 

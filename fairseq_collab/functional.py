@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_collab import dense_blocks
+
 _used = threading.local()
 
 
@@ -31,8 +33,8 @@ def backend_used() -> Optional[str]:
     Returns:
         ``KEYS-KERNEL``. KEYS: ``dense`` shared keys, ``spread`` (shared keys, sparse mixing spread over all of
         them), ``windows``, ``gather`` (picked dims), ``one_hot`` (picked dims, by a product with ones and zeros), or
-        ``concatenated`` heads. KERNEL: ``product`` (one product for all heads of a sentence), ``sdpa`` (torch's fused
-        attention), or ``matmul`` (a product a head).
+        ``concatenated`` heads. KERNEL: ``blocks`` (:mod:`fairseq_collab.dense_blocks`), ``product`` (one product for
+        all heads of a sentence), ``sdpa`` (torch's fused attention), or ``matmul`` (a product a head).
     """
     if not hasattr(_used, "keys") or not hasattr(_used, "kernel"):
         return None
@@ -149,15 +151,42 @@ def merge_masks(
     if mask is None:
         return None, None
     hidden_rows = (mask == float("-inf")).all(dim=-1, keepdim=True)
-    if not torch.jit.is_scripting() and _can_look(hidden_rows) and not hidden_rows.any():
+    if not torch.jit.is_scripting() and _eager_on_cpu(hidden_rows) and not hidden_rows.any():
         return mask, None
     return mask.masked_fill(hidden_rows, 0.0), hidden_rows
 
 
 @torch.jit.unused
-def _can_look(x: Tensor) -> bool:
-    """Whether what a tensor holds may decide what is done: it costs no waiting, and nobody records the operations."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
+def _eager_on_cpu(x: Tensor) -> bool:
+    """Whether to look at what a tensor holds costs no waiting, and nobody records or transforms the operations."""
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return x.device.type == "cpu" and not recorded and not torch._C._are_functorch_transforms_active()
+
+
+@torch.jit.unused
+def takes_blocks(q: Tensor, v: Tensor, mask: Optional[Tensor]) -> bool:
+    """Whether :func:`attend_in_blocks` may compute dense mixing: on CPUs, in full precision, for fixed masks."""
+    if not _eager_on_cpu(q) or (mask is not None and mask.requires_grad):
+        return False
+    return q.dtype == v.dtype and q.dtype in (torch.float32, torch.float64)
+
+
+@torch.jit.unused
+def attend_in_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixing: Tensor,
+    query_bias: Tensor,
+    mask: Optional[Tensor],
+    hidden_rows: Optional[Tensor],
+    dropout_p: float,
+) -> Tensor:
+    """Dense mixing by :func:`fairseq_collab.dense_blocks.attend_in_blocks`, with hidden rows set to 0: (B, H, T, V)."""
+    note_keys("dense")
+    note_kernel("blocks")
+    out = dense_blocks.attend_in_blocks(q, k, v, mixing, query_bias, mask, dropout_p)
+    return out if hidden_rows is None else out.masked_fill(hidden_rows, 0.0)
 
 
 def attention_scores(query: Tensor, key: Tensor) -> Tensor:

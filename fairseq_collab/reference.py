@@ -36,7 +36,7 @@ def reference_attention(
         mixing, query_bias: (H, P). pick: (H, P), indices into the R shared dims.
         scale: factor on the scores.
         key_padding_mask: (B, S), True where a key is padding.
-        attn_mask: (T, S), added to the scores; or boolean, True where masked.
+        attn_mask: (T, S) or (B, H, T, S), added to the scores; or boolean, True where masked.
 
     Returns:
         the output (B, T, D) and the weights (B, H, T, S); both are 0 where a query has no key to look at.
@@ -55,10 +55,11 @@ def reference_attention(
             mixed = shared_query[:, pick[h]] * mixing[h] + query_bias[h]  # (T, P)
             scores = mixed @ shared_key[:, pick[h]].T * scale  # (T, S)
             if attn_mask is not None:
-                if attn_mask.dtype == torch.bool:
-                    scores = scores.masked_fill(attn_mask, float("-inf"))
+                mask = attn_mask[b, h] if attn_mask.dim() == 4 else attn_mask
+                if mask.dtype == torch.bool:
+                    scores = scores.masked_fill(mask, float("-inf"))
                 else:
-                    scores = scores + attn_mask.to(scores.dtype)
+                    scores = scores + mask.to(scores.dtype)
             if key_padding_mask is not None:
                 scores = scores.masked_fill(key_padding_mask[b].bool()[None, :], float("-inf"))
             rows = []

@@ -28,7 +28,7 @@ def in_a_thread(work) -> list:
 @pytest.mark.parametrize(
     "layout, whole, with_weights, one_query",
     (
-        ("dense", "dense-product", "dense-product", "dense-product"),
+        ("dense", "dense-blocks", "dense-product", "dense-product"),
         ("window", "windows-sdpa", "windows-matmul", "spread-product"),
         ("picked", "one_hot-sdpa", "one_hot-matmul", "spread-product"),
         ("concatenated", "concatenated-sdpa", "concatenated-matmul", "concatenated-sdpa"),

@@ -74,7 +74,7 @@ def test_attention_gives_time_and_memory_against_both_peers(attention_rows):
         **memory,
     }
     backends = {row["layout"]: row["backend"] for row in attention_rows}
-    assert backends == {"dense": "dense-product", "windows": "windows-sdpa", "picked": "one_hot-sdpa"}
+    assert backends == {"dense": "dense-blocks", "windows": "windows-sdpa", "picked": "one_hot-sdpa"}
     both = found["forward+backward", "dense", layers.CONCATENATED]
     shape = layers.Shape(3, 6, 32, 4, 16)
     assert both["rate"] == pytest.approx(3 * layers.operations("dense", shape) / both["seconds"])
@@ -127,7 +127,7 @@ def test_a_training_step_is_compared_in_words_a_second(train_rows):
         (layout, peer) for layout in ("dense", "windows") for peer in (layers.CONCATENATED, layers.FORK)
     ]
     assert [row["target"] for row in train_rows] == [1 / 1.08, 1.0] * 2
-    assert train_rows[0]["backend"] == "dense-product" and "windows-" in train_rows[2]["backend"]
+    assert "dense-blocks" in train_rows[0]["backend"] and "windows-" in train_rows[2]["backend"]
     for row in train_rows:
         assert row["speedup"] == pytest.approx(1 / row["ratio"]) and row["words_per_second"] > 0
 
@@ -192,7 +192,7 @@ def test_the_cache_of_shared_keys_is_exactly_as_narrow_as_they_are(generate_rows
     assert caches[0]["met"] and caches[1]["target"] is None
     times = [row for row in generate_rows if row["measure"] == "time"]
     assert [row["target"] for row in times] == [1 / 1.10, 1 / 1.15] * 2
-    assert times[0]["backend"] == "dense-product" and "spread-product" in times[2]["backend"]
+    assert "dense-product" in times[0]["backend"] and "spread-product" in times[2]["backend"]
 
 
 def test_every_hypothesis_has_exactly_the_steps_asked_for():

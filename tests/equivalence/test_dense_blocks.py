@@ -1,0 +1,124 @@
+"""Dense mixing in blocks: output and gradients by the rule, however the blocks are cut, and when it is not chosen."""
+
+import copy
+
+import pytest
+import torch
+from oracle import oracle
+from rule import assert_as_exact_as
+from torch import Tensor, nn
+
+from fairseq_collab import dense_blocks, functional
+from fairseq_collab.attention import CollaborativeAttention
+from fairseq_collab.fairseq_modules.multihead_attention import CollaborativeMultiheadAttention
+
+B, T, S, D, H, R = 3, 11, 13, 48, 4, 17
+CUTS = {  # scores a block and queries a block at least, of 3 sentences, 4 heads, 11 queries and 13 keys
+    "one block": (2**19, 512),
+    "two sentences": (2 * H * T * S, 2),
+    "three heads": (3 * T * S, 2),
+    "four queries": (4 * S, 2),
+}
+
+
+@pytest.fixture(params=CUTS.values(), ids=CUTS.keys(), autouse=True)
+def cut(request, monkeypatch):
+    for name, number in zip(("BLOCK", "FEWEST_QUERIES"), request.param, strict=True):
+        monkeypatch.setattr(dense_blocks, name, number)
+
+
+def masks(kind: str) -> dict[str, Tensor]:
+    padding = torch.arange(S) >= torch.tensor([S, 7, 3]).unsqueeze(1)
+    generator = torch.Generator().manual_seed(5)
+    attn = torch.randn(B, H, T, S, generator=generator)
+    attn[0, 3, 2] = float("-inf")  # one head of one sentence has a query that sees nothing
+    return {
+        "none": {},
+        "padding": {"key_padding_mask": padding},
+        "padding and a mask a head": {"key_padding_mask": padding, "attn_mask": attn},
+        "one mask": {"attn_mask": torch.ones(T, S, dtype=torch.bool).triu(2)},
+    }[kind]
+
+
+def with_gradients(module: CollaborativeAttention, x: Tensor, y: Tensor, run, **given: Tensor) -> list[Tensor]:
+    x, y = (one.clone().requires_grad_() for one in (x, y))
+    out = run(x, y, **given)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), [x, y, *module.parameters()])]
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=("fp32", "fp64"))
+@pytest.mark.parametrize("time_first", (False, True), ids=("batch first", "time first"))
+@pytest.mark.parametrize("kind", ("none", "padding", "padding and a mask a head", "one mask"))
+def test_output_and_gradients_are_the_oracles(kind, time_first, dtype):
+    torch.manual_seed(3)
+    module = CollaborativeAttention(D, H, R, mix_layout="dense")
+    nn.init.normal_(module.query_bias)
+    x, y = torch.randn(B, T, D), torch.randn(B, S, D)
+    given = masks(kind)
+
+    def fast(x: Tensor, y: Tensor, **given: Tensor) -> Tensor:
+        if time_first:
+            x, y = (one.transpose(0, 1).contiguous().transpose(0, 1) for one in (x, y))
+        out = tested(x, y, **given)[0]
+        assert functional.backend_used() == "dense-blocks"
+        return out
+
+    exact_module, tested = (copy.deepcopy(module).to(one) for one in (torch.float64, dtype))
+    fp32 = with_gradients(module, x, y, lambda x, y, **given: oracle(module, x, y, y, **given)[0], **given)
+    exact = with_gradients(
+        exact_module, x.double(), y.double(), lambda x, y, **given: oracle(exact_module, x, y, y, **given)[0], **given
+    )
+    found = with_gradients(tested, x.to(dtype), y.to(dtype), fast, **given)
+    for one, plain, truth in zip(found, fp32, exact, strict=True):
+        assert_as_exact_as(one, plain, truth)
+
+
+def test_dropout_drops_the_same_weights_on_the_way_back():
+    """The function is fixed by the random state, so that differences of it are its gradients."""
+    torch.manual_seed(4)
+    q, k, v = torch.randn(B, T, R), torch.randn(B, S, R), torch.randn(B, H, S, 6)
+    mixing, query_bias = torch.randn(H, R) / 4, torch.randn(H, R) / 4
+    inputs = [one.double().requires_grad_() for one in (q, k, v, mixing, query_bias)]
+
+    def attend(*inputs: Tensor) -> Tensor:
+        torch.manual_seed(6)
+        return dense_blocks.attend_in_blocks(*inputs, None, 0.4)
+
+    assert torch.autograd.gradcheck(attend, inputs)
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean():
+    k, v = torch.zeros(B, 2000, R), torch.eye(1).expand(B, H, 2000, 1)
+    factors = torch.zeros(H, R)
+    torch.manual_seed(7)
+    one, other = (dense_blocks.attend_in_blocks(torch.zeros(B, T, R), k, v, factors, factors, None, 0.25) for _ in "ab")
+    assert not torch.equal(one, other)
+    # a mean of 2000 draws of 0 or 4/3: its deviation is sqrt(1/3 / 2000) = 0.013
+    assert ((one - 1).abs() < 5 * 0.013).all() and one.std() > 0.5 * 0.013
+
+
+def test_fairseqs_layer_takes_the_same_way():
+    torch.manual_seed(8)
+    module = CollaborativeMultiheadAttention(D, H, R, self_attention=True, mix_layout="dense")
+    x = torch.randn(T, B, D)
+    out, _ = module(x, x, x, need_weights=False)
+    assert functional.backend_used() == "dense-blocks"
+    again, _ = module(x, x, x, need_weights=True)
+    torch.testing.assert_close(out, again)
+
+
+@pytest.mark.parametrize("why", ("half precision", "a trained mask", "per-sample gradients"))
+def test_other_ways_remain_where_blocks_cannot_go(why):
+    torch.manual_seed(9)
+    module, x = CollaborativeAttention(D, H, R, mix_layout="dense"), torch.randn(B, T, D)
+    if why == "half precision":
+        module.bfloat16()(x.bfloat16())
+    elif why == "a trained mask":
+        mask = torch.zeros(T, T, requires_grad=True)
+        module(x, attn_mask=mask)[0].sum().backward()
+        assert mask.grad.abs().sum() > 0
+    else:
+        grads = torch.func.vmap(torch.func.grad(lambda one: module(one.unsqueeze(0))[0].sum()))(x)
+        assert grads.shape == x.shape
+    assert functional.backend_used() == "dense-product"
