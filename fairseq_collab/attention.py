@@ -13,7 +13,7 @@ from typing import Optional, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from fairseq_collab import functional
+from fairseq_collab import functional, projections
 from fairseq_collab.config import AttentionConfig, AttentionShape, check_attention, resolve_attention
 from fairseq_collab.errors import CollabError
 
@@ -311,10 +311,12 @@ class CollaborativeAttention(nn.Module):
         out = out.transpose(1, 2).reshape(q.size(0), q.size(1), self.embed_dim)  # (B, H, T, V) -> (B, T, D)
         return out, weights
 
-    def _values(self, value: Tensor) -> Tensor:
-        """(B, S, width of values) -> (B, H, S, V)."""
-        v = self.v_proj(value)
-        return v.view(v.size(0), v.size(1), self.num_heads, self.head_dim).transpose(1, 2)
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        """Projected queries, keys (R dims) and values (D dims), in the layout of what they are made from."""
+        if torch.jit.is_scripting():
+            return self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        else:
+            return projections.project(query, key, value, self.q_proj, self.k_proj, self.v_proj)
 
     def forward(
         self,
@@ -343,6 +345,7 @@ class CollaborativeAttention(nn.Module):
             key = query
         if value is None:
             value = key
-        q, k, v = self.q_proj(query), self.k_proj(key), self._values(value)
+        q, k, v = self._project(query, key, value)
+        v = v.view(v.size(0), v.size(1), self.num_heads, self.head_dim).transpose(1, 2)  # (B, S, D) -> (B, H, S, V)
         out, weights = self._attend(q, k, v, key_padding_mask, attn_mask, need_weights, False)
         return self.out_proj(out), weights

@@ -131,17 +131,19 @@ class CollaborativeMultiheadAttention(CollaborativeAttention):
                 key = value = None
 
         batch = query.size(1)
-        q = self.q_proj(query).transpose(0, 1)  # (T, B, R) -> (B, T, R)
         k: Tensor | None = None
         v: Tensor | None = None
-        if key is not None and value is not None:
+        if key is None or value is None:
+            q = self.q_proj(query)
+        else:
             if self.encoder_decoder_attention and self.beam_size > 1 and batch == key.size(1):
                 key = value = key.view(key.size(0), -1, self.beam_size, key.size(2))[:, :, 0, :]  # (S, N, kdim)
                 if key_padding_mask is not None:
                     key_padding_mask = key_padding_mask.view(-1, self.beam_size, key_padding_mask.size(1))[:, 0, :]
-            k = self.k_proj(key).transpose(0, 1)  # (S, N, R) -> (N, S, R)
-            v = self.v_proj(value)
+            q, k, v = self._project(query, key, value)
+            k = k.transpose(0, 1)  # (S, N, R) -> (N, S, R)
             v = v.view(v.size(0), v.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)  # -> (N, H, S, V)
+        q = q.transpose(0, 1)  # (T, B, R) -> (B, T, R)
 
         if saved_state is not None and incremental_state is not None:
             k, v, key_padding_mask = self._extend_cache(saved_state, k, v, key_padding_mask, static_kv)
@@ -165,8 +167,12 @@ class CollaborativeMultiheadAttention(CollaborativeAttention):
         out, weights = self._attend(
             q, k, v, key_padding_mask, attn_mask, need_weights or need_head_weights, few_queries
         )
-        out = out.reshape(batch, -1, self.embed_dim).transpose(0, 1)  # (N, beam*T, D) -> (T, B, D)
-        out = self.out_proj(out)
+        out = out.reshape(batch, -1, self.embed_dim)  # (N, beam*T, D) -> (B, T, D)
+        # projected in the order in which it lies in memory, which copies nothing and keeps no copy for gradients
+        if out.is_contiguous():
+            out = self.out_proj(out).transpose(0, 1)
+        else:
+            out = self.out_proj(out.transpose(0, 1))
         if weights is not None:
             weights = self._split_beam(weights, beam).transpose(0, 1)  # (B, H, T, S) -> (H, B, T, S)
             if not need_head_weights:
