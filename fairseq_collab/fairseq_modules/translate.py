@@ -184,7 +184,8 @@ def build_detokenizer(name: str, langs: tuple[str, str]) -> Callable[[str], str]
         )
     except ImportError as error:
         raise CollabError("--detokenizer moses needs the package sacremoses: pip install sacremoses") from error
-    return tokenizer.decode
+    # Moses writes @-@ for a hyphen that it split off; Google's WMT 2016 text has it with the @ as ##AT##
+    return lambda line: tokenizer.decode(line.replace("##AT##-##AT##", "@-@"))
 
 
 def corpus_bleu(path: str, data: str | os.PathLike, split: str, cpu: bool) -> dict[str, Any]:

@@ -40,7 +40,14 @@ def test_half_precision_is_averaged_in_single(tmp_path):
 
 
 def test_last_are_those_of_epochs_by_number_or_of_updates_where_there_are_none(tmp_path):
-    for name in ("checkpoint2", "checkpoint10", "checkpoint9", "checkpoint_3_400", "checkpoint_last", "checkpoint_best"):
+    for name in (
+        "checkpoint2",
+        "checkpoint10",
+        "checkpoint9",
+        "checkpoint_3_400",
+        "checkpoint_last",
+        "checkpoint_best",
+    ):
         (tmp_path / f"{name}.pt").touch()
     assert [path.name for path in last_checkpoints(tmp_path, 2)] == ["checkpoint9.pt", "checkpoint10.pt"]
     for path in tmp_path.glob("checkpoint[0-9]*.pt"):
