@@ -19,7 +19,7 @@ _OF_UPDATES = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 
 def last_checkpoints(folder: str | os.PathLike, count: int) -> list[Path]:
-    """The last ``count`` checkpoints of epochs in a save-dir, oldest first; of updates, where there is none of an epoch.
+    """The last ``count`` checkpoints of epochs in a save-dir, oldest first; of updates where there are none.
 
     Raises:
         CollabError: no such folder, fewer checkpoints, or a count below 1.
