@@ -1,4 +1,4 @@
-"""fairseq-preprocess in a process of its own, with a progress bar and a sentence when it fails. Writes nothing itself."""
+"""fairseq-preprocess in a process of its own, with a progress bar, and a sentence when it fails."""
 
 from __future__ import annotations
 
