@@ -179,7 +179,7 @@ ROBERTA = Recipe(
         *("--sample-break-mode", "complete", "--tokens-per-sample", 512, "--mask-prob", 0.15, "--adam-eps", 1e-6),
         *("--dropout", 0.1, "--attention-dropout", 0.1, "--weight-decay", 0.01, "--lr", 5e-4),
         *("--lr-scheduler", "polynomial_decay", "--warmup-updates", 10_000, "--total-num-update", 125_000),
-        *("--max-update", 125_000, "--keep-last-epochs", 10),
+        *("--max-update", 125_000, "--keep-last-epochs", 10, "--skip-invalid-size-inputs-valid-test"),
         *("--save-interval-updates", 2000, "--keep-interval-updates", 1),
     ),
 )
@@ -207,8 +207,8 @@ def tiny(name: str) -> Recipe:
     """The recipe with a small model, few updates, and the small corpus in place of its own."""
     recipe = replace(RECIPES[name], key_dim=TINY_KEY_DIM, average=3, half=())
     if name == "roberta":
-        more = (*_TINY_ENCODER, "--encoder-attention-heads", 8, "--tokens-per-sample", 64, "--lr", 2e-3)
-        more += ("--warmup-updates", 40, "--total-num-update", 400, "--max-update", 400, "--num-workers", 0)
+        more = (*_TINY_ENCODER, "--encoder-attention-heads", 8, "--tokens-per-sample", 64, "--lr", 1e-3)
+        more += ("--warmup-updates", 100, "--total-num-update", 1000, "--max-update", 1000, "--num-workers", 0)
         more += ("--log-interval", 20, "--save-interval-updates", 200)
         return replace(recipe, batch=replace(recipe.batch, total=32, share=32), flags=override(recipe.flags, more))
     return replace(

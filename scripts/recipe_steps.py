@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ from fairseq_collab.errors import CollabError
 from fairseq_collab.files import write_json
 
 PLUGIN = ROOT / "fairseq_collab"
+_ERROR = re.compile(r"\S+: error: (.+)|^(?:\[rank\d+\]: )?((?:\w+\.)*\w*(?:Error|Exception): .+)")
 UNKNOWN_INTERVAL = "UPDATES_OF_30_PERCENT"  # shown in place of a number that the missing data decide
 
 
@@ -130,14 +132,28 @@ def train(run: Run, command: list[object], lock_fd: int) -> None:
     """Train, or go on with it; what it prints goes to the end of a log.
 
     Raises:
-        CollabError: it failed; its last lines are quoted.
+        CollabError: it failed; the first error of its log is quoted.
     """
     log = run.out / ("train.log" if run.node == 0 else f"train.node{run.node}.log")
     # the last of several counts, as in fairseq; with a number of epochs nobody knows the updates
     updates = None
     if "--max-update" in command and "--max-epoch" not in command:
         updates = int(str(command[len(command) - command[::-1].index("--max-update")]))
-    run_training(command, run.name, updates, log, lock_fd)
+    before = log.stat().st_size if log.exists() else 0
+    try:
+        run_training(command, run.name, updates, log, lock_fd)
+    except CollabError as error:
+        with log.open(encoding="utf-8", errors="replace") as stream:
+            stream.seek(before)
+            reason = first_error(stream)
+        if reason is None:
+            raise
+        raise CollabError(f"training {run.name} failed: {reason} (log: {log})") from error
+
+
+def first_error(lines: Iterable[str]) -> str | None:
+    """The first error in the log of a training, before those of the other processes and of the launcher."""
+    return next((found[1] or found[2] for line in lines if (found := _ERROR.search(line))), None)
 
 
 def score_commands(run: Run, data: Path) -> list[list[object]]:
@@ -154,6 +170,7 @@ def score_commands(run: Run, data: Path) -> list[list[object]]:
         split = "test" if (data / "test.idx").exists() or not data.exists() else "valid"
         command = [sys.executable, "-m", "fairseq_cli.validate", data, "--user-dir", PLUGIN, "--path", path]
         command += ["--task", "masked_lm", "--valid-subset", split, "--batch-size", 16, "--log-format", "json"]
+        command += ["--skip-invalid-size-inputs-valid-test"]
     return [command + (["--cpu"] if run.cpu else [])]
 
 

@@ -258,6 +258,20 @@ def test_masked_figures_are_read_from_fairseqs_log():
     assert steps._figures("nothing") is None
 
 
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        (["fine", "launch.sh: error: there is no data folder x"], "there is no data folder x"),
+        (["fairseq_collab: error: --key-dim 7 is no", "x.ChildFailedError: y"], "--key-dim 7 is no"),
+        (["[rank1]: ValueError: first", "[rank0]: RuntimeError: closed by peer"], "ValueError: first"),
+        (["train.py: error: argument --arch/-a: invalid choice"], "argument --arch/-a: invalid choice"),
+        (["2026-01-01 00:00:00 | INFO | train | no Error here"], None),
+    ],
+)
+def test_first_error_of_a_training_is_the_one_that_is_told(lines, error):
+    assert importlib.import_module("recipe_steps").first_error(lines) == error
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_shell_script_prints_its_published_settings_as_help(name):
     script = ROOT / "scripts" / f"{SCRIPTS[name]}.sh"
