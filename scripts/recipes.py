@@ -159,14 +159,15 @@ def execute(run: Run) -> None:
 
 
 def begin(run: Run) -> None:
-    """Refuse missing data, and a folder that another model is in; else keep what this one is."""
+    """Refuse missing data, and a folder with checkpoints of another model; else keep what this one is."""
     if run.data is not None and not any(run.data.glob("dict*.txt")):
         raise CollabError(f"there is no binarised data in {run.data}: set DATA, or make it with {run.recipe.prepare}")
     settings = {"recipe": run.name, "tiny": run.tiny, "data": str(run.data), **run.model}
     found = read_json(run.out / "recipe.json")
-    if found is not None and (other := differences(found, settings)):
+    begun = found is not None and (run.out / "checkpoint_last.pt").exists()
+    if begun and (other := differences(found, settings)):
         raise CollabError(f"{run.out} was begun with other settings ({other}); remove it, or set another SAVE_DIR")
-    if found is None and run.node == 0:
+    if found != settings and run.node == 0:
         write_json(run.out / "recipe.json", settings)
 
 

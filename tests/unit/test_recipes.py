@@ -207,9 +207,21 @@ def test_finished_training_is_not_repeated_unless_more_is_asked_for(recipes, sma
     assert recipes.main(["wmt"]) == 0
     assert recipes.main(["wmt", "--max-update", "200000"]) == 0
     assert done == ["train", "score", "score", "score", "train", "score"]
+
+
+def test_folder_with_checkpoints_of_other_settings_is_refused(recipes, small_data, monkeypatch, capsys):
+    done = []
+    monkeypatch.setattr(recipes.steps, "train", lambda *_: done.append("train"))
+    monkeypatch.setattr(recipes.steps, "score", lambda *_: None)
+    assert recipes.main(["wmt"]) == 0
     monkeypatch.setenv("KEY_DIM", "64")
+    assert recipes.main(["wmt"]) == 0  # nothing was saved yet
+    assert done == ["train", "train"]
+    (small_data / "out/checkpoint_last.pt").touch()
+    monkeypatch.setenv("KEY_DIM", "32")
     assert recipes.main(["wmt"]) == 1
-    assert "begun with other settings (KEY_DIM 128 and now 64)" in capsys.readouterr().err
+    assert "begun with other settings (KEY_DIM 64 and now 32)" in capsys.readouterr().err
+    assert done == ["train", "train"]
 
 
 def test_other_machines_only_train(recipes, small_data, monkeypatch):
