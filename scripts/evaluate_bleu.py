@@ -96,7 +96,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="also tokenised BLEU with words cut at hyphens; with --detokenizer moses the data's own tokens are scored",
     )
     score.add_argument("--samples", type=int, default=1000, help="bootstrap samples (default: %(default)s)")
-    score.add_argument("--out", type=Path, metavar="DIR", help="write translations and references there")
+    score.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write translations and references there; goes on with what an interrupted run left",
+    )
     score.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     return parser
 
@@ -123,8 +128,12 @@ def find_references(args: argparse.Namespace, target_lang: str, count: int) -> P
     return path if path.is_file() and len(read_lines(path)) == count else None
 
 
-def translate(path: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Decode one system: `lines`, `references`, where those came from, `langs` and figures."""
+def translate(path: str, name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Decode one system: `lines`, `references`, where those came from, `langs` and figures.
+
+    Args:
+        name: of its file of translations below --out, beside which an interrupted decode is kept.
+    """
     from fairseq_collab.fairseq_modules.translate import LoadedSystem, build_detokenizer, joining_rule
 
     system = LoadedSystem(path, args)
@@ -139,7 +148,7 @@ def translate(path: str, args: argparse.Namespace) -> dict[str, Any]:
         raise CollabError(
             f"{reference_file} has {len(references)} lines for {len(system.dataset)} sentences of the set"
         )
-    lines, figures = system.decode(text, args)
+    lines, figures = system.decode(text, args, args.out / f"{name}.partial" if args.out else None)
     found = {
         "path": path,
         "langs": system.langs,
@@ -185,13 +194,18 @@ def report(label: str, system: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def names_of(systems: Sequence[Any]) -> list[str]:
+    """The files of translations below --out."""
+    return ["translations.txt"] if len(systems) == 1 else ["translations.A.txt", "translations.B.txt"]
+
+
 def write_outputs(systems: list[dict[str, Any]], comparison: dict[str, Any] | None, args: argparse.Namespace) -> None:
     """Write translations, references and figures, each file whole or not at all."""
     if args.out is not None:
         write_text(args.out / "references.txt", "".join(f"{line}\n" for line in systems[0]["references"]))
-        for number, system in enumerate(systems):
-            name = "translations.txt" if len(systems) == 1 else f"translations.{'AB'[number]}.txt"
+        for name, system in zip(names_of(systems), systems, strict=True):
             write_text(args.out / name, "".join(f"{line}\n" for line in system["lines"]))
+            (args.out / f"{name}.partial").unlink(missing_ok=True)
     if args.json is not None:
         kept = [{k: v for k, v in system.items() if k not in ("lines", "references")} for system in systems]
         decoding = {name: getattr(args, name) for name in ("beam", "lenpen", "max_len_a", "max_len_b", "fp16")}
@@ -237,7 +251,7 @@ def run(args: argparse.Namespace) -> None:
         raise CollabError("--compare takes two checkpoints (*.pt) or two files of translations, not one of each")
     if is_checkpoint(paths[0]) or not args.compare:
         import_plugin(args.user_dir)
-        systems = [translate(path, args) for path in paths]
+        systems = [translate(path, name, args) for path, name in zip(paths, names_of(paths), strict=True)]
         if len(systems) == 2 and systems[0]["references"] != systems[1]["references"]:
             raise CollabError("the two systems have different references: give the raw ones with --ref")
     else:
@@ -261,7 +275,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), stream=sys.stderr)
-    return run_command("evaluate_bleu.py", lambda: run(args), "nothing was written")
+    kept = "with the same --out it goes on where it was" if args.out else "nothing was written"
+    return run_command("evaluate_bleu.py", lambda: run(args), kept)
 
 
 if __name__ == "__main__":
