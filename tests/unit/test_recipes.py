@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -291,3 +292,20 @@ def test_shell_script_prints_its_published_settings_as_help(name):
     assert f"scripts/{SCRIPTS[name]}.sh" in done.stdout and "published" in done.stdout
     assert not done.stdout.startswith("#") and "set -euo" not in done.stdout
     assert f"run_recipe {name} " in script.read_text()
+
+
+def test_shell_script_makes_the_environment_and_hands_all_arguments_on(tmp_path):
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    for name in ("train_wmt.sh", "recipe_common.sh"):
+        shutil.copy(ROOT / "scripts" / name, scripts)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    stubs = {scripts / "setup_env.sh": "echo made", tmp_path / ".venv/bin/python": 'printf "%s\\n" "$@"'}
+    for path, line in stubs.items():
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+    done = subprocess.run(
+        [scripts / "train_wmt.sh", "--tiny", "--adam-betas", "(0.9, 0.99)"], capture_output=True, text=True, check=True
+    )
+    recipes = str(scripts / "recipes.py")
+    assert done.stdout.splitlines() == ["made", recipes, "wmt", "--tiny", "--adam-betas", "(0.9, 0.99)"]
