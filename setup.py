@@ -92,6 +92,7 @@ setup(
         "hf": ["transformers>=4.57", "safetensors>=0.4"],
         "corpora": ["sacremoses>=0.2"],
         "plot": ["matplotlib>=3.6"],
+        "tensorboard": ["tensorboard>=2.12"],
         "serve": ["ctranslate2>=4.5"],
         "dev": ["pytest>=7.4", "pytest-xdist>=3.5", "ruff>=0.6", "setuptools>=70.1"],
     },

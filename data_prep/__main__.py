@@ -16,6 +16,7 @@ from fairseq_collab.cli.ending import run_command
 CORPORA = (
     "homeassistant",
     "files",
+    "text",
     "iwslt14_de_en",
     "wmt16_en_de_bpe32k",
     "wmt17_en_de",

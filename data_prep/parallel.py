@@ -6,12 +6,6 @@ Corpora bring the pairs and say which split each belongs to; this module does no
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import re
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,12 +14,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from data_prep.binarise import preprocess
 from data_prep.common import StagedFolder
 from data_prep.piece_model import add_model_arguments, check_model_options, train_model
 from fairseq_collab.errors import CollabError
 
 SPLITS = ("train", "valid", "test")
-_BINARISED = re.compile(r"\[\w+\] (\S+): \d+ sents, \d+ tokens, ([\d.e+-]+)% replaced")
 
 
 @dataclass
@@ -228,33 +222,11 @@ def write_binary(
     Raises:
         CollabError: fairseq is not installed, or refused the text.
     """
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--workers", str(workers), "--destdir", str(folder)]
-    command += ["--source-lang", source_lang, "--target-lang", target_lang]
-    command += [*(["--joined-dictionary"] if joined else []), *more]
+    options = ["--workers", str(workers), "--destdir", str(folder), "--source-lang", source_lang]
+    options += ["--target-lang", target_lang, *(["--joined-dictionary"] if joined else []), *more]
     for split in SPLITS:
-        command += [f"--{split}pref", str(pieces_folder / split)]
-    unknown: dict[str, float] = {}
-    last = "no message"
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
-    )
-    try:
-        with tqdm(total=2 * len(SPLITS), desc="fairseq-preprocess", unit="file") as progress:
-            for line in process.stdout:
-                last = line.strip() or last
-                if match := _BINARISED.search(line):
-                    unknown[Path(match[1]).name] = float(match[2])
-                    progress.update()
-        process.wait()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    finally:
-        process.stdout.close()
-    if process.returncode != 0:
-        raise CollabError(f"fairseq-preprocess failed ({last}); is fairseq installed for {sys.executable}?")
+        options += [f"--{split}pref", str(pieces_folder / split)]
+    unknown = preprocess(options, 2 * len(SPLITS))
     entries = {
         lang: (folder / f"dict.{lang}.txt").read_text(encoding="utf-8").count("\n")
         for lang in (source_lang, target_lang)

@@ -3,11 +3,13 @@
 
     scripts/evaluate_bleu.py DATA --path checkpoint_best.pt
     scripts/evaluate_bleu.py DATA --path a.pt:b.pt                  (an ensemble)
+    scripts/evaluate_bleu.py DATA --path SAVE_DIR --average 10      (the mean of its last ten checkpoints)
     scripts/evaluate_bleu.py DATA --compare baseline.pt collab.pt   (with the paired bootstrap test)
     scripts/evaluate_bleu.py --compare a.txt b.txt --ref test.de    (finished translations)
 
 Prints BLEU and chrF of sacreBLEU with their signatures and the speed of decoding. Every sentence of the set counts: a
 source line longer than the model takes is cut and counted, and an empty translation is scored as an empty line.
+--compound-split adds the BLEU that papers on WMT EN-DE print: tokenised, words cut at hyphens, not smoothed.
 Models without collaborative attention are evaluated in the same way. Nothing here trains or prepares data.
 """
 
@@ -16,7 +18,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import sys
 import warnings
 from argparse import Namespace
@@ -31,8 +32,13 @@ sys.path.insert(0, str(ROOT))
 from fairseq_collab.cli.ending import run_command  # noqa: E402
 from fairseq_collab.errors import CollabError  # noqa: E402
 from fairseq_collab.files import write_json, write_text  # noqa: E402
-
-BOOTSTRAP_SEED = 12345
+from fairseq_collab.scoring import (  # noqa: E402
+    metrics_for,
+    moses_tokenized,
+    paired_test,
+    score,
+    score_compound_split,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,6 +54,12 @@ def build_parser() -> argparse.ArgumentParser:
         nargs=2,
         metavar=("A", "B"),
         help="two checkpoints (*.pt) or files of translations: scores both and tests B against A",
+    )
+    parser.add_argument(
+        "--average",
+        type=int,
+        metavar="N",
+        help="average the last N checkpoints of the save-dir that --path names, and evaluate what is written there",
     )
     data = parser.add_argument_group("data")
     data.add_argument("--gen-subset", default="test", metavar="SPLIT", help="default: %(default)s")
@@ -78,8 +90,18 @@ def build_parser() -> argparse.ArgumentParser:
     decode.add_argument("--fp16", action="store_true", help="half precision; needs a GPU")
     score = parser.add_argument_group("scores and output")
     score.add_argument("--tokenize", help="sacreBLEU's tokenizer (default: 13a; zh for Chinese)")
+    score.add_argument(
+        "--compound-split",
+        action="store_true",
+        help="also tokenised BLEU with words cut at hyphens; with --detokenizer moses the data's own tokens are scored",
+    )
     score.add_argument("--samples", type=int, default=1000, help="bootstrap samples (default: %(default)s)")
-    score.add_argument("--out", type=Path, metavar="DIR", help="write translations and references there")
+    score.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write translations and references there; goes on with what an interrupted run left",
+    )
     score.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     return parser
 
@@ -106,84 +128,57 @@ def find_references(args: argparse.Namespace, target_lang: str, count: int) -> P
     return path if path.is_file() and len(read_lines(path)) == count else None
 
 
-def translate(path: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Decode one system: `lines`, `references`, where those came from, `langs` and figures."""
+def translate(path: str, name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Decode one system: `lines`, `references`, where those came from, `langs` and figures.
+
+    Args:
+        name: of its file of translations below --out, beside which an interrupted decode is kept.
+    """
     from fairseq_collab.fairseq_modules.translate import LoadedSystem, build_detokenizer, joining_rule
 
     system = LoadedSystem(path, args)
     dictionary = system.task.tgt_dict
     rule = joining_rule(dictionary.symbols) if args.remove_bpe is None else args.remove_bpe
-    text = system.joined(
-        dictionary, None if rule == "none" else rule, build_detokenizer(args.detokenizer, system.langs)
-    )
+    text = system.joined(dictionary, None if rule == "none" else rule, lambda line: line)
+    detokenize = build_detokenizer(args.detokenizer, system.langs)
     reference_file = args.ref or find_references(args, system.langs[1], len(system.dataset))
-    references = read_lines(reference_file) if reference_file else system.references(text)
+    tokens = system.references(text) if args.compound_split or not reference_file else []
+    references = read_lines(reference_file) if reference_file else [detokenize(line).strip() for line in tokens]
     if len(references) != len(system.dataset):
         raise CollabError(
             f"{reference_file} has {len(references)} lines for {len(system.dataset)} sentences of the set"
         )
-    lines, figures = system.decode(text, args)
-    source = str(reference_file) if reference_file else "binarised data"
-    return {
+    lines, figures = system.decode(text, args, args.out / f"{name}.partial" if args.out else None)
+    found = {
         "path": path,
         "langs": system.langs,
-        "lines": lines,
+        "lines": [detokenize(line).strip() for line in lines],
         "references": references,
-        "reference_source": source,
+        "reference_source": str(reference_file) if reference_file else "binarised data",
         **figures,
     }
+    if args.compound_split and args.detokenizer == "moses":
+        score_compound_split(found, lines, tokens, "tok:data")
+    return found
 
 
-def metrics_for(args: argparse.Namespace, target_lang: str | None) -> dict[str, Any]:
-    """Fresh sacreBLEU metrics by name."""
-    from sacrebleu.metrics import BLEU, CHRF
-
-    default = "zh" if re.match(r"zh\b|zh_", target_lang or "") else "13a"
-    try:
-        return {"bleu": BLEU(tokenize=args.tokenize or default), "chrf": CHRF()}
-    except (AssertionError, ImportError, KeyError, RuntimeError) as error:
-        raise CollabError(f"sacreBLEU has no usable tokenizer {args.tokenize!r}: {error}") from error
-
-
-def score(system: dict[str, Any], metrics: dict[str, Any]) -> None:
-    """Add `bleu` and `chrf`, each with `score` and `signature`, and the count of empty translations to `system`."""
-    for name, metric in metrics.items():
-        result = metric.corpus_score(system["lines"], [system["references"]])
-        system[name] = {"score": result.score, "signature": metric.get_signature().format(short=False)}
-    system["empty_translations"] = sum(not line for line in system["lines"])
-
-
-def paired_test(systems: list[dict[str, Any]], metrics: dict[str, Any], samples: int) -> dict[str, Any]:
-    """sacreBLEU's paired bootstrap test of the second system against the first, by metric.
-
-    Its p-value counts samples that differ by *more* than the systems do, so for translations that are equal to each
-    other it would be as small as can be; here it is 1.
-    """
-    from sacrebleu.significance import PairedTest
-
-    os.environ["SACREBLEU_SEED"] = str(BOOTSTRAP_SEED)
-    named = [(f"{label}: {system['path']}", system["lines"]) for label, system in zip("AB", systems, strict=True)]
-    labels = {metric.__class__.__name__: name for name, metric in metrics.items()}
-    test = PairedTest(named, dict(metrics), [systems[0]["references"]], test_type="bs", n_samples=samples)
-    signatures, results = test()
-    comparison = {}
-    for title, signature in signatures.items():
-        name = next(short for label, short in labels.items() if title.upper().startswith(label))
-        first, second = results[title]
-        comparison[name] = {
-            "difference": second.score - first.score,
-            "p_value": 1.0 if systems[0]["lines"] == systems[1]["lines"] else second.p_value,
-            "intervals": [[float(result.mean), float(result.ci)] for result in (first, second)],
-            "signature": signature.format(short=False),
-        }
-    return comparison
+def score_all(systems: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any] | None:
+    """Add their scores to the systems; returns the paired test if there are two to compare."""
+    target_lang = systems[0].get("langs", (None, args.target_lang))[1]
+    for system in systems:
+        score(system, metrics_for(args.tokenize, target_lang))
+        if args.compound_split and "compound_split" not in system:
+            sides = (moses_tokenized(system[side], target_lang) for side in ("lines", "references"))
+            score_compound_split(system, *sides, "tok:moses")
+    return paired_test(systems, metrics_for(args.tokenize, target_lang), args.samples) if args.compare else None
 
 
 def report(label: str, system: dict[str, Any]) -> str:
     """What is printed about one system."""
     lines = [f"{label}{system['path']}"]
-    for name, title in (("bleu", "BLEU"), ("chrf", "chrF2")):
-        lines.append(f"  {title:6}{system[name]['score']:6.2f}   {system[name]['signature']}")
+    for name, title in (("bleu", "BLEU"), ("chrf", "chrF2"), ("compound_split", "BLEU")):
+        if name in system:
+            lines.append(f"  {title:6}{system[name]['score']:6.2f}   {system[name]['signature']}")
     if "seconds" in system:
         lines.append(
             f"  {system['sentences']:,} sentences in {system['seconds']:.1f} s on {system['device']}: "
@@ -199,13 +194,18 @@ def report(label: str, system: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def names_of(systems: Sequence[Any]) -> list[str]:
+    """The files of translations below --out."""
+    return ["translations.txt"] if len(systems) == 1 else ["translations.A.txt", "translations.B.txt"]
+
+
 def write_outputs(systems: list[dict[str, Any]], comparison: dict[str, Any] | None, args: argparse.Namespace) -> None:
     """Write translations, references and figures, each file whole or not at all."""
     if args.out is not None:
         write_text(args.out / "references.txt", "".join(f"{line}\n" for line in systems[0]["references"]))
-        for number, system in enumerate(systems):
-            name = "translations.txt" if len(systems) == 1 else f"translations.{'AB'[number]}.txt"
+        for name, system in zip(names_of(systems), systems, strict=True):
             write_text(args.out / name, "".join(f"{line}\n" for line in system["lines"]))
+            (args.out / f"{name}.partial").unlink(missing_ok=True)
     if args.json is not None:
         kept = [{k: v for k, v in system.items() if k not in ("lines", "references")} for system in systems]
         decoding = {name: getattr(args, name) for name in ("beam", "lenpen", "max_len_a", "max_len_b", "fp16")}
@@ -231,14 +231,27 @@ def import_plugin(user_dir: str) -> None:
         utils.import_user_module(Namespace(user_dir=user_dir))
 
 
+def averaged(args: argparse.Namespace) -> Path:
+    """The checkpoint that `--average` asks for. Raises CollabError when --path is no save-dir with that many."""
+    from fairseq_collab.averaging import average_last
+
+    if args.compare or ":" in args.path:
+        raise CollabError("--average goes with --path SAVE_DIR and one system")
+    return average_last(args.path, args.average)
+
+
 def run(args: argparse.Namespace) -> None:
     """Everything after the command line was read."""
     paths = args.compare or [args.path]
+    if args.average is not None:
+        paths = [str(averaged(args))]
+    if args.compound_split and args.detokenizer == "none":
+        moses_tokenized([], None)  # a missing package is said before anything is decoded
     if args.compare and is_checkpoint(paths[0]) != is_checkpoint(paths[1]):
         raise CollabError("--compare takes two checkpoints (*.pt) or two files of translations, not one of each")
     if is_checkpoint(paths[0]) or not args.compare:
         import_plugin(args.user_dir)
-        systems = [translate(path, args) for path in paths]
+        systems = [translate(path, name, args) for path, name in zip(paths, names_of(paths), strict=True)]
         if len(systems) == 2 and systems[0]["references"] != systems[1]["references"]:
             raise CollabError("the two systems have different references: give the raw ones with --ref")
     else:
@@ -249,10 +262,7 @@ def run(args: argparse.Namespace) -> None:
         for system in systems:
             if len(system["lines"]) != len(references):
                 raise CollabError(f"{system['path']} has {len(system['lines'])} lines, {args.ref} {len(references)}")
-    target_lang = systems[0].get("langs", (None, args.target_lang))[1]
-    for system in systems:
-        score(system, metrics_for(args, target_lang))
-    comparison = paired_test(systems, metrics_for(args, target_lang), args.samples) if args.compare else None
+    comparison = score_all(systems, args)
     write_outputs(systems, comparison, args)
     for number, system in enumerate(systems):
         print(report(f"{'AB'[number]}: " if args.compare else "", system))
@@ -265,7 +275,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), stream=sys.stderr)
-    return run_command("evaluate_bleu.py", lambda: run(args), "nothing was written")
+    kept = "with the same --out it goes on where it was" if args.out else "nothing was written"
+    return run_command("evaluate_bleu.py", lambda: run(args), kept)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ FairseqTask.get_batch_iterator            stock: a resumed run puts other senten
                                           here: the same batches, so the loss curve goes on
 checkpoint_utils.load_checkpoint          stock: trains anew, silently, when --restore-file does not exist
                                           here: refuses, and says in a line why it cannot --finetune-from-model
+distributed.utils._broadcast_object_slow  stock: since torch 2.6 a run of several processes cannot resume
+                                          here: what one process of the job sends to the others is trusted
 SequenceGenerator.generate                stock: diverse beams look up numbers of the data set in a table of the batch
                                           here: numbers of the batch
 eval_lm.eval_lm                           stock: perplexity 1.00 when every block was skipped as too long
@@ -37,6 +39,7 @@ A name that the installed fairseq does not have is passed over. What concerns on
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import os
 import re
@@ -46,6 +49,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy
+import torch
 
 from fairseq_collab import checkpoint_files
 from fairseq_collab.errors import CollabError
@@ -61,6 +65,7 @@ def install() -> None:
     """Put every patch of the list above in place. Calling it again changes nothing."""
     from fairseq import checkpoint_utils, hub_utils
     from fairseq.data import Dictionary, data_utils
+    from fairseq.distributed import utils as distributed_utils
     from fairseq.file_io import PathManager
     from fairseq.models import BaseFairseqModel
     from fairseq.sequence_generator import SequenceGenerator
@@ -70,6 +75,7 @@ def install() -> None:
     _patch(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint_files.load_checkpoint_to_cpu)
     _patch(checkpoint_utils, "load_checkpoint", _load_checkpoint)
     _patch(checkpoint_utils, "torch_persistent_save", checkpoint_files.torch_persistent_save)
+    _patch(distributed_utils, "_broadcast_object_slow", _broadcast_object)
     _patch(PathManager, "copy", checkpoint_files.copy, static=True)
     _patch(BaseFairseqModel, "load_state_dict", attention_mismatch.load_state_dict)
     _patch(Dictionary, "add_from_file", _add_from_file)
@@ -128,6 +134,21 @@ def _load_checkpoint(stock: Callable) -> Callable:
             raise CollabError(str(error).partition(": ")[0]) from error
 
     return load_checkpoint
+
+
+def _broadcast_object(stock: Callable) -> Callable:
+    """Stock reads what the first process sends, the options of a checkpoint among it, with `torch.load`, which since
+    torch 2.6 refuses their classes: "Weights only load failed" on all other processes."""
+
+    def broadcast_object(obj, src_rank, group, dist_device):
+        sends, buffer = torch.distributed.get_rank() == src_rank, io.BytesIO()
+        if sends:
+            torch.save(obj, buffer)
+        box = [buffer.getvalue()]
+        torch.distributed.broadcast_object_list(box, src=src_rank, group=group, device=dist_device)
+        return obj if sends else torch.load(io.BytesIO(box[0]), map_location="cpu", weights_only=False)
+
+    return broadcast_object
 
 
 def _add_from_file(stock: Callable) -> Callable:

@@ -20,6 +20,7 @@ from omegaconf import open_dict
 from tqdm import tqdm
 
 from fairseq_collab.errors import CollabError
+from fairseq_collab.fairseq_modules.kept_translations import KeptTranslations, fingerprint
 
 
 def joining_rule(symbols: Sequence[str]) -> str | None:
@@ -114,8 +115,14 @@ class LoadedSystem:
             raise CollabError(f"the set has no target side: give the references with --ref ({self.path})")
         return [text(self.dataset.tgt[index], escape_unk=True) for index in range(len(self.dataset))]
 
-    def decode(self, text: Callable[..., str], args: Namespace) -> tuple[list[str], dict[str, Any]]:
-        """Translations in the order of the corpus, and the figures of decoding them."""
+    def decode(
+        self, text: Callable[..., str], args: Namespace, partial: Path | None = None
+    ) -> tuple[list[str], dict[str, Any]]:
+        """Translations in the order of the corpus, and the figures of decoding them.
+
+        Args:
+            partial: file that keeps what is translated, from which an interrupted call goes on.
+        """
         dataset = self.dataset
         # Batches are made by source length alone: a long reference must not cost its sentence.
         dataset.tgt, dataset.tgt_sizes, dataset.sizes = None, None, dataset.src_sizes
@@ -131,25 +138,29 @@ class LoadedSystem:
             disable_iterator_cache=True,
         ).next_epoch_itr(shuffle=False)
         options = {name: getattr(args, name) for name in ("beam", "lenpen", "max_len_a", "max_len_b")}
+        kept = KeptTranslations(partial, self._identity(args, options) if partial else {})
         generator = self.task.build_generator(self.models, Namespace(**options))
-        translations: dict[int, str] = {}
-        tokens, unknown, seconds = 0, 0, 0.0
         with tqdm(total=len(dataset), desc=Path(self.path).name, unit=" sentences", mininterval=1) as bar:
+            bar.update(len(kept.found))
             for sample in batches:
+                if kept.found.keys() >= set(sample["id"].tolist()):
+                    continue
                 source = sample["net_input"]["src_tokens"]
-                unknown += int((source == self.task.src_dict.unk()).sum())
+                unknown = int((source == self.task.src_dict.unk()).sum())
                 sample = utils.move_to_cuda(sample) if self.use_cuda else sample
                 started = time.perf_counter()
                 results = self.task.inference_step(generator, self.models, sample)
                 if self.use_cuda:
                     torch.cuda.synchronize()
-                seconds += time.perf_counter() - started
-                for index, hypotheses in zip(sample["id"].tolist(), results, strict=True):
-                    best = hypotheses[0]["tokens"].int().cpu() if hypotheses else torch.empty(0, dtype=torch.int)
-                    tokens += best.numel()
-                    translations[index] = text(best)
+                seconds = time.perf_counter() - started
+                best = [
+                    found[0]["tokens"].int().cpu() if found else torch.empty(0, dtype=torch.int) for found in results
+                ]
+                sentences = zip(sample["id"].tolist(), best, strict=True)
+                kept.add({index: (text(tokens), tokens.numel()) for index, tokens in sentences}, seconds, unknown)
                 bar.update(len(results))
-        lines = [translations[index] for index in range(len(dataset))]
+        lines = [kept.found[index][0] for index in range(len(dataset))]
+        tokens, seconds = sum(count for _, count in kept.found.values()), kept.seconds
         figures = {
             "sentences": len(lines),
             "tokens": tokens,
@@ -158,10 +169,24 @@ class LoadedSystem:
             "sentences_per_second": round(len(lines) / seconds, 3),
             "device": torch.cuda.get_device_name() if self.use_cuda else "cpu",
             "source_lines_cut": self.truncated,
-            "unknown_source_tokens": unknown,
+            "unknown_source_tokens": kept.unknown,
             "parameters": [sum(p.numel() for p in model.parameters()) for model in self.models],
         }
         return lines, figures
+
+    def _identity(self, args: Namespace, options: dict[str, Any]) -> dict[str, Any]:
+        """What decides the translations, but for the way pieces are joined."""
+        pair = "-".join(self.langs)
+        files = sorted(args.data.glob(f"{args.gen_subset}.*.{self.langs[0]}.*"))
+        return {
+            "weights": fingerprint(self.models),
+            "data": [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files],
+            "langs": pair,
+            "fp16": args.fp16,
+            "overrides": args.model_overrides,
+            "joined": getattr(args, "remove_bpe", None),
+            **options,
+        }
 
 
 def _parse_overrides(text: str) -> dict[str, Any]:
@@ -184,7 +209,8 @@ def build_detokenizer(name: str, langs: tuple[str, str]) -> Callable[[str], str]
         )
     except ImportError as error:
         raise CollabError("--detokenizer moses needs the package sacremoses: pip install sacremoses") from error
-    return tokenizer.decode
+    # Moses writes @-@ for a hyphen that it split off; Google's WMT 2016 text has it with the @ as ##AT##
+    return lambda line: tokenizer.decode(line.replace("##AT##-##AT##", "@-@"))
 
 
 def corpus_bleu(path: str, data: str | os.PathLike, split: str, cpu: bool) -> dict[str, Any]:

@@ -4,15 +4,20 @@ Corpora and commands in fresh processes are in the `conftest.py` above. The voca
 dictionary of `toy_translation`, so that they can be put together.
 """
 
+import hashlib
 import json
 import os
 import shutil
+import subprocess
+import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from _tools import DENSE, WINDOW, CommandServer, train_flags
+
+from data_prep.homeassistant import split_of
 
 
 @pytest.fixture(scope="session")
@@ -153,3 +158,30 @@ def refused(tmp_path, capsys):
         return reasons
 
     return run
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A small wheel with the layout of the real package, and its SHA-256."""
+    path = tmp_path_factory.mktemp("wheel") / "small.whl"
+    words = ["device", "room", "light", "door", "opens", "closes", "slowly", "never", "again", "today"]
+    names = [f"part{number}" for number in range(60)]
+    assert {split_of(name) for name in names} == {"train", "valid", "test"}
+    with zipfile.ZipFile(path, "w") as wheel:
+        for number, name in enumerate(names):
+            rows = [[words[(number + i * j) % 10] for j in range(3 + i % 4)] + [name] for i in range(8)]
+            for lang, end in (("en", ""), ("de", "en")):
+                texts = {f"key{i}": " ".join(word + end for word in row) for i, row in enumerate(rows)}
+                wheel.writestr(f"homeassistant/components/{name}/translations/{lang}.json", json.dumps(texts))
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def processes() -> Callable[[subprocess.Popen], subprocess.Popen]:
+    """Registers a process that must not outlive the test."""
+    started: list[subprocess.Popen] = []
+    yield lambda process: started.append(process) or process
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

@@ -116,6 +116,17 @@ def test_losses_of_two_processes_are_those_of_one_that_sums_two_batches(notes):
         assert abs(loss - expected) <= rounding * update * expected
 
 
+def test_killed_job_of_two_processes_resumes(toy_translation, launch, tmp_path):
+    flags = [
+        *("--arch", "transformer_collab_tiny", "--max-tokens", 400, "--optimizer", "adam", "--lr", "1e-3", "--cpu"),
+        *("--save-dir", tmp_path, "--no-epoch-checkpoints", "--disable-validation", "--num-workers", 0),
+    ]
+    for epochs in (1, 2):
+        done = launch(toy_translation, *flags, "--max-epoch", epochs, NPROC_PER_NODE="2")
+        assert done.returncode == 0, done.stdout[-6000:]
+    assert "Loaded checkpoint" in done.stdout and "(epoch 2 @ " in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "variables", "sentence"),
     [

@@ -74,6 +74,37 @@ def test_score_and_order_are_those_of_fairseq_generate(
     assert system["tokens_per_second"] > 0
 
 
+def test_interrupted_decode_goes_on_and_ends_with_the_same_figures(
+    evaluate_bleu, checkpoints, toy_translation, tmp_path, monkeypatch, capsys
+):
+    from fairseq.tasks.translation import TranslationTask
+
+    stock, batches = TranslationTask.inference_step, []
+
+    def counting(*args, **kwargs):
+        batches.append(1)
+        if len(batches) == fails_at:
+            raise KeyboardInterrupt
+        return stock(*args, **kwargs)
+
+    monkeypatch.setattr(TranslationTask, "inference_step", counting)
+    command = (tmp_path, toy_translation, "--path", checkpoints["collab"], "--batch-size", 8)
+    fails_at = 0
+    whole = evaluate(evaluate_bleu, *command, "--out", tmp_path / "whole")["systems"][0]
+    assert len(batches) == 4 and not list((tmp_path / "whole").glob("*.partial"))
+    batches, fails_at = [], 3
+    arguments = [*map(str, command[1:]), "--cpu", "--out", str(tmp_path / "parts")]
+    assert evaluate_bleu.main(arguments) == 130
+    assert "goes on where it was" in capsys.readouterr().err
+    batches, fails_at = [], 0
+    parts = evaluate(evaluate_bleu, *command, "--out", tmp_path / "parts")["systems"][0]
+    assert len(batches) == 2
+    assert [parts[key] for key in ("bleu", "tokens", "sentences")] == [
+        whole[key] for key in ("bleu", "tokens", "sentences")
+    ]
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["references.txt", "translations.txt"]
+
+
 def test_every_unusual_line_is_translated_counted_and_scored(
     evaluate_bleu, checkpoints, unusual_data, tmp_path, capsys
 ):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import signal
 import subprocess
 import sys
 import time
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from data_prep.homeassistant import split_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,22 +20,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def quickstart(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     return importlib.import_module("quickstart")
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A small wheel with the layout of the real package, and its SHA-256."""
-    path = tmp_path_factory.mktemp("wheel") / "small.whl"
-    words = ["device", "room", "light", "door", "opens", "closes", "slowly", "never", "again", "today"]
-    names = [f"part{number}" for number in range(60)]
-    assert {split_of(name) for name in names} == {"train", "valid", "test"}
-    with zipfile.ZipFile(path, "w") as wheel:
-        for number, name in enumerate(names):
-            rows = [[words[(number + i * j) % 10] for j in range(3 + i % 4)] + [name] for i in range(8)]
-            for lang, end in (("en", ""), ("de", "en")):
-                texts = {f"key{i}": " ".join(word + end for word in row) for i, row in enumerate(rows)}
-                wheel.writestr(f"homeassistant/components/{name}/translations/{lang}.json", json.dumps(texts))
-    return path, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_fewer_models_come_before_fewer_updates(quickstart):
@@ -90,17 +69,6 @@ def start(archive: tuple[Path, str], out: Path, log: Path, *more: str) -> subpro
         # a shell that runs the tests in the background ignores interrupts, and what it starts would, too
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-
-
-@pytest.fixture
-def processes() -> Callable[[subprocess.Popen], subprocess.Popen]:
-    """Registers a process that must not outlive the test."""
-    started: list[subprocess.Popen] = []
-    yield lambda process: started.append(process) or process
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.slow

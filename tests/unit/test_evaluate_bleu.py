@@ -78,6 +78,9 @@ def test_empty_and_unusual_lines_are_scored_not_dropped(evaluate_bleu, files, tm
         (["{folder}", "--path", "{checkpoint}", "--model-overrides", "{{'a'"], "is no Python dictionary"),
         (["{folder}", "--path", "{checkpoint}", "--model-overrides", "[1]"], "is no Python dictionary"),
         (["{folder}", "--path", "{checkpoint}", "-s", "de"], "belong together"),
+        (["{folder}", "--path", "nowhere", "--average", "3"], "there is no folder nowhere"),
+        (["{folder}", "--path", "{folder}", "--average", "3"], "has no checkpoints of epochs or updates"),
+        (["--compare", "{good}", "{poor}", "--ref", "{ref}", "--average", "3"], "goes with --path SAVE_DIR"),
         (["{folder}", "--path", "{checkpoint}"], "is damaged (it is empty)"),
     ],
 )
