@@ -44,7 +44,7 @@ class Setup:
 
 
 TINY = Setup(
-    *(32, 4, 1, 500, 30), lr=1e-3, tuning_lr=1e-3, calibrate=(32, 48, 64), refine_steps=5, distill_steps=5
+    *(32, 8, 1, 500, 30), lr=1e-3, tuning_lr=1e-3, calibrate=(32, 48, 64), refine_steps=5, distill_steps=5
 )  # to see that it runs
 
 
@@ -160,7 +160,8 @@ def schedule_flags(run: Run, setup: Setup, epoch: int | None = None) -> list[Any
         epoch: updates of an epoch, for a run that is fine-tuned.
     """
     if run.kind == TUNED:
-        return ["--lr", setup.tuning_lr, "--total-num-update", epoch, "--max-epoch", 1, "--seed", run.seed]
+        flags = ["--lr", setup.tuning_lr, "--total-num-update", epoch, "--max-update", epoch]
+        return [*flags, "--max-epoch", 1, "--seed", run.seed]
     warmup = max(1, setup.updates // 9)
     return [
         *("--lr", setup.lr, "--warmup-updates", warmup, "--total-num-update", setup.updates),

@@ -156,8 +156,8 @@ EXPERIMENTS = {
     "nmt-convert": Experiment(
         "Converting a trained model",
         "The trained model with concatenated heads, converted. *plain CP dense* is the paper's way, the decomposition "
-        "of the weights with dense mixing; in the others a head mixes `P` dims, and each adds a step to the one above it. "
-        "The text that *weighted*, *refined* and *distilled* see is the source side of the training set.",
+        "of the weights with dense mixing; in the others a head mixes `P` dims, and each adds a step to the one above "
+        "it. The text that *weighted*, *refined* and *distilled* see is the source side of the training set.",
         convert_cells,
         share_of="plain CP dense",
     ),

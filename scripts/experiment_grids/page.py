@@ -38,8 +38,8 @@ def write_page(lines: Sequence[Line], out: Path) -> list[Path]:
     parts = [
         "# Results\n",
         "Written by `scripts/experiments.py page` from the lines that `scripts/experiments.py run` appends to its "
-        "results; how to make them is in [experiments.md](experiments.md). Differences between models hold for models of "
-        "this size on this corpus.\n",
+        "results; how to make them is in [experiments.md](experiments.md). Differences hold for models of this size on "
+        "this corpus.\n",
     ]
     files: list[Path] = []
     for name in NAMES:

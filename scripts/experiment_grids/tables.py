@@ -17,7 +17,6 @@ DESCRIPTION: list[tuple[str, Callable[[Line], str]]] = [
     ("mixing", lambda line: TITLES.get(line["layout"], "")),
     ("its start", lambda line: (line["init"] or "") if line["model"] == "trained" else ""),
     ("collaborative attentions", lambda line: (line["attentions"] or "none").replace("+", ", ")),
-    ("updates", lambda line: f"{line['updates']:,}"),
 ]
 
 
@@ -71,11 +70,14 @@ def results_table(lines: Sequence[Line], experiment: str) -> str:
 
 def _note(first: Line, seeds: Sequence[int], same: Sequence[str], lines: Sequence[Line], experiment: str) -> str:
     numbers = ", ".join(map(str, seeds))
+    runs = latest(lines, "run", experiment)
     notes = [f"Seeds {numbers}: means ± standard deviation." if len(seeds) > 1 else f"One seed, {numbers}."]
+    updates = dict.fromkeys(f"{run['updates']:,}" for run in runs if run["model"] == "trained")
+    if updates:
+        notes.append(f"Trained for {_all(updates)} updates.")
     if same:
         notes.append(f"In all: {'; '.join(same)}.")
     notes.append(f"Bits a token on valid; BLEU and chrF2 of {first['sentences']:,} test sentences ({first['langs']}).")
-    runs = latest(lines, "run", experiment)
     for title, key in (("BLEU", "bleu_signature"), ("chrF2", "chrf_signature")):
         notes.append(f"{title}: {_all(run[key] for run in runs)}.")
     programs = _all(", ".join(f"{name} {number}" for name, number in run["versions"].items()) for run in runs)
@@ -112,8 +114,8 @@ def comparison_table(lines: Sequence[Line], experiment: str) -> str:
     signature = _all(line["signature"] for found in pairs.values() for line in found)
     note = (
         "Differences by seed: means ± standard deviation, and the range. p: paired bootstrap test on the translations "
-        "of all seeds as one test set, in which every sentence counts once a seed; the last column has the test of each "
-        f"seed alone, which is the more careful one.\n{signature}\n"
+        "of all seeds as one test set, in which every sentence counts once a seed. The last column has the tests of "
+        f"single seeds, which are more careful.\n{signature}\n"
     )
     return markdown(head, rows) + "\n" + note
 
