@@ -32,11 +32,9 @@ def draw(lines: Sequence[Line], experiment: str, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     trained = {name: runs for name, runs in cells.items() if runs[0]["model"] == "trained" and _everywhere(runs[0])}
     pictures: list[tuple[str, Callable[[Path], None]]] = [("cells", lambda path: _cells(cells, path))]
-    for key, title in (("key_dim", "key dim R"), ("mix_dim", "mix dim P")):
-        if len({runs[0][key] for runs in trained.values() if runs[0]["layout"] != "concatenated"}) > 1:
-            pictures.append(
-                (key.replace("_", "-"), lambda path, key=key, title=title: _curve(trained, key, title, path))
-            )
+    key = "key_dim" if len({runs[0]["key_dim"] for runs in trained.values() if _shared(runs[0])}) > 1 else "mix_dim"
+    if any(len(members) > 1 for members in _series(trained).values() if _shared(members[0][0])):
+        pictures.append((key.replace("_", "-"), lambda path: _curve(trained, key, path)))
     if len({runs[0]["parameters"] for runs in cells.values()}) > 1:
         pictures.append(("parameters", lambda path: _parameters(cells, path)))
     if any(runs[0].get("errors") for runs in cells.values()):
@@ -50,6 +48,18 @@ def draw(lines: Sequence[Line], experiment: str, folder: Path) -> list[Path]:
 
 def _everywhere(line: Line) -> bool:
     return line["attentions"] is None or line["attentions"].count("+") == 2
+
+
+def _shared(line: Line) -> bool:
+    return line["layout"] != "concatenated"
+
+
+def _series(cells: dict[str, list[Line]]) -> dict[tuple[str, str | None], list[list[Line]]]:
+    """Cells by layout and start of the mixing."""
+    found: dict[tuple[str, str | None], list[list[Line]]] = {}
+    for runs in cells.values():
+        found.setdefault((runs[0]["layout"], runs[0]["init"]), []).append(runs)
+    return found
 
 
 def _figure(**options: Any) -> Any:
@@ -91,18 +101,16 @@ def _cells(cells: dict[str, list[Line]], path: Path) -> None:
     _save(figure, path)
 
 
-def _curve(cells: dict[str, list[Line]], key: str, title: str, path: Path) -> None:
+def _curve(cells: dict[str, list[Line]], key: str, path: Path) -> None:
     """BLEU and bits against a dim: means with standard deviations; a curve for each layout and start of its mixing."""
-    series: dict[tuple[str, str | None], list[list[Line]]] = {}
-    for runs in cells.values():
-        series.setdefault((runs[0]["layout"], runs[0]["init"]), []).append(runs)
+    series = _series(cells)
     starts = {layout: sum(other == layout for other, _ in series) for layout, _ in series}
     figure, axes = _figure(ncols=2, figsize=(10, 3.8))
     figures = (("bleu", "BLEU (test)"), ("bits", "bits a token (valid)"))
     ticks: set[int] = set()
     for axis, (figure_key, label) in zip(axes, figures, strict=True):
         for number, ((layout, init), members) in enumerate(series.items()):
-            if key == "mix_dim" and layout == "concatenated":
+            if key == "mix_dim" and not _shared(members[0][0]):
                 for runs in members:
                     values = _values(runs, figure_key)
                     axis.axhline(statistics.fmean(values), color="#888888", linewidth=0.9, linestyle="--")
@@ -135,7 +143,7 @@ def _curve(cells: dict[str, list[Line]], key: str, title: str, path: Path) -> No
         axis.set_xscale("log", base=2)
         axis.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)])
         axis.minorticks_off()
-        axis.set(xlabel=title, ylabel=label)
+        axis.set(xlabel={"key_dim": "key dim R", "mix_dim": "mix dim P"}[key], ylabel=label)
     axes[0].legend(fontsize=8, frameon=False)
     _save(figure, path)
 
