@@ -80,6 +80,11 @@ def _save(figure: Any, path: Path) -> None:
     temporary.replace(path)
 
 
+def _legend(figure: Any, axis: Any) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
+
+
 def _values(runs: Sequence[Line], key: str) -> list[float]:
     return [run[key] for run in runs if run[key] is not None]
 
@@ -105,7 +110,7 @@ def _curve(cells: dict[str, list[Line]], key: str, path: Path) -> None:
     """BLEU and bits against a dim: means with standard deviations; a curve for each layout and start of its mixing."""
     series = _series(cells)
     starts = {layout: sum(other == layout for other, _ in series) for layout, _ in series}
-    figure, axes = _figure(ncols=2, figsize=(10, 3.8))
+    figure, axes = _figure(ncols=2, figsize=(11, 3.6))
     figures = (("bleu", "BLEU (test)"), ("bits", "bits a token (valid)"))
     ticks: set[int] = set()
     for axis, (figure_key, label) in zip(axes, figures, strict=True):
@@ -144,7 +149,7 @@ def _curve(cells: dict[str, list[Line]], key: str, path: Path) -> None:
         axis.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)])
         axis.minorticks_off()
         axis.set(xlabel={"key_dim": "key dim R", "mix_dim": "mix dim P"}[key], ylabel=label)
-    axes[0].legend(fontsize=8, frameon=False)
+    _legend(figure, axes[0])
     _save(figure, path)
 
 
@@ -165,7 +170,8 @@ def _parameters(cells: dict[str, list[Line]], path: Path) -> None:
             label=name,
         )
     axes[0].set(xlabel="parameters, millions", ylabel="BLEU (test)")
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    axes[0].ticklabel_format(useOffset=False)
+    _legend(figure, axes[0])
     _save(figure, path)
 
 
@@ -173,7 +179,7 @@ def _layers(cells: dict[str, list[Line]], path: Path) -> None:
     """Errors of every converted attention, means over seeds; a panel for each kind of error that was measured."""
     converted = {name: runs for name, runs in cells.items() if runs[0].get("errors")}
     kinds = [key for key in ERRORS if any(key in one for runs in converted.values() for one in runs[0]["errors"])]
-    figure, axes = _figure(ncols=len(kinds), figsize=(1.5 + 3.6 * len(kinds), 4.2), sharey=True)
+    figure, axes = _figure(ncols=len(kinds), figsize=(2.6 + 3.4 * len(kinds), 3.8), sharey=True)
     for axis, kind in zip(axes, kinds, strict=True):
         for number, (name, runs) in enumerate(converted.items()):
             errors: dict[str, list[float]] = {}
@@ -187,10 +193,9 @@ def _layers(cells: dict[str, list[Line]], path: Path) -> None:
                 axis.plot(list(errors), means, marker="os^Dv"[number % 5], markersize=4, color=colour, label=name)
         axis.tick_params(axis="x", rotation=60)
         axis.set_title(f"error {ERRORS[kind]}", fontsize=10)
-        axis.set_ylim(bottom=0)
+    axes[0].set_ylim(bottom=0)  # of all panels, after the curves of all
     axes[0].set_ylabel("relative error")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), fontsize=8, frameon=False)
+    _legend(figure, axes[0])
     _save(figure, path)
 
 
