@@ -16,10 +16,12 @@ interruption. Experiments share runs of the same configuration. Every finished r
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -52,7 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog="experiments.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="do what is still to be done of some experiments")
+    about = "do what is still to be done of some experiments"
+    run = commands.add_parser("run", help=about, epilog="What follows -- goes to glue.py table, for glue-convert.")
     run.add_argument("names", nargs="+", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     run.add_argument("--data", type=Path, metavar="BIN", help="binarised corpus that python -m data_prep made")
     run.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="models and results (default: %(default)s)")
@@ -64,7 +67,6 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
     run.add_argument("--tiny", action="store_true", help="tiny models, to see that it runs; not to be cited")
     run.add_argument("--dry-run", action="store_true", help="say what is finished and how long the rest takes")
-    run.add_argument("glue_flags", nargs="*", metavar="-- FLAGS", help="of glue.py table, for glue-convert")
     table = commands.add_parser("table", help="print the tables of experiments")
     plot = commands.add_parser("plot", help="draw the pictures of experiments")
     page = commands.add_parser("page", help="write the page with all tables and pictures")
@@ -131,6 +133,8 @@ def run(args: argparse.Namespace) -> None:
         raise CollabError(f"--data is {args.data}, and no folder; make it with python -m data_prep homeassistant")
     if glue_runs.NAME in args.names and not args.glue_flags and not args.dry_run:
         raise CollabError("glue-convert needs a model and tasks: add -- --model MODEL --raw GLUE, or -- --tiny")
+    if args.glue_flags and glue_runs.NAME not in args.names:
+        raise CollabError(f"what follows -- is for {glue_runs.NAME}, which is not among {', '.join(args.names)}")
     device, slots = find_slots(args)
     cores = len(os.sched_getaffinity(0))
     threads = 1 if len(slots) > 1 else int(os.environ.get("OMP_NUM_THREADS", min(4, cores)))
@@ -219,10 +223,19 @@ def run_grid(
             for line in cells.get(by_name[name], []):
                 if (line["experiment"], line["cell"], name) not in known:
                     store.append({**line, **row})
-            bar.set_postfix_str(f"{name}: BLEU {row['bleu']:.2f}")
+            bar.write(f"{name}: {row['bits'] or math.nan:.3f} bits a token, BLEU {row['bleu']:.2f}", file=sys.stderr)
             bar.update()
 
-        return pool.perform_all(tasks, len(slots), on_end, processes.stop)
+        told = time.monotonic()
+
+        def on_wait(names: list[str]) -> None:
+            nonlocal told
+            if time.monotonic() - told > (2 if sys.stderr.isatty() else 60):
+                folders = [place.folder(by_name[name]) for name in names]
+                bar.set_postfix_str(", ".join(f"{folder.name} {runs.status(folder)}" for folder in folders))
+                told = time.monotonic()
+
+        return pool.perform_all(tasks, len(slots), on_end, processes.stop, on_wait)
 
 
 def add_comparisons(grid: Grid, place: runs.Workplace, store: Store) -> None:
@@ -254,9 +267,11 @@ def show(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 0 when all is done, 1 after a sentence, 130 when interrupted."""
-    args = build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    end = words.index("--") if "--" in words else len(words)
+    args = build_parser().parse_args(words[:end])
     if args.command == "run":
-        args.out = args.out.resolve()
+        args.out, args.glue_flags = args.out.resolve(), words[end + 1 :]
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

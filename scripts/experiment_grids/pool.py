@@ -81,13 +81,18 @@ Task = tuple[str, Callable[[int], Any], frozenset[str]]
 
 
 def perform_all(
-    tasks: Iterable[Task], slots: int, on_end: Callable[[str, Any], None], stop: Callable[[], None]
+    tasks: Iterable[Task],
+    slots: int,
+    on_end: Callable[[str, Any], None],
+    stop: Callable[[], None],
+    on_wait: Callable[[list[str]], None] = lambda names: None,
 ) -> dict[str, str]:
     """Does all tasks, in their order as far as they do not wait for others, a slot each.
 
     Args:
         tasks: name, what to do with the number of a free slot, and the names of the tasks to wait for.
         on_end: called here with name and result of each that is done. stop: makes running tasks end soon.
+        on_wait: called here every now and then with the names of those that are running.
 
     Returns:
         why tasks were not done, by name: an error of theirs, or the task that they waited for.
@@ -111,6 +116,7 @@ def perform_all(
                 if not running:
                     continue
                 # a limit, so that signals are seen
+                on_wait([name for name, _ in running.values()])
                 finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in finished:
                     name, slot = running.pop(future)

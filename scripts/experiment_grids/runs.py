@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 import shlex
 import sys
 import time
@@ -80,6 +81,17 @@ def perform(run: Run, place: Workplace, execute: Runner) -> Row:
         row = _row(run, place, folder, steps.done)
         write_json(folder / ROW, row)
     return row
+
+
+def status(folder: Path) -> str:
+    """What is being done in a run's folder now, by its newest log: the step, and the updates of a training."""
+    logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime_ns)
+    if not logs:
+        return "starting"
+    with logs[-1].open("rb") as stream:
+        stream.seek(max(0, logs[-1].stat().st_size - 4000))
+        updates = re.findall(rb'"(?:train_|valid_)?num_updates": "(\d+)"', stream.read())
+    return logs[-1].stem + (f" {int(updates[-1]):,}" if updates else "")
 
 
 class _Steps:

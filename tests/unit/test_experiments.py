@@ -6,6 +6,7 @@ Nothing is trained here; tests/integration/test_experiments.py does.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -147,6 +148,16 @@ def test_tuned_models_are_the_last_ones(place):
     assert "--total-num-update 286" in command and "--arch transformer " in command
 
 
+def test_the_newest_log_tells_what_is_being_done(tmp_path):
+    assert runs.status(tmp_path) == "starting"
+    train = tmp_path / "train.log"
+    train.write_text("x" * 5000 + '| train_inner | {"num_updates": "100"}\n| train_inner | {"num_updates": "1200"}\n')
+    assert runs.status(tmp_path) == "train 1,200"
+    os.utime(train, (1, 1))
+    (tmp_path / "decode.log").write_text("")
+    assert runs.status(tmp_path) == "decode"
+
+
 # results as lines
 
 
@@ -268,11 +279,15 @@ def test_a_plan_says_what_is_finished_and_how_long_the_rest_takes(tmp_path, caps
         (["nmt-where", "--data", ".", "--cells", "unknown"], "--cells unknown fits no row"),
         (["nmt-where", "--data", ".", "--jobs", "0"], "--jobs 0 is out of range"),
         (["nmt-where", "--data", ".", "--updates", "0"], "--updates 0 is out of range"),
-        (["glue-convert"], "glue-convert needs a model and tasks"),
+        (["glue-convert", "--"], "glue-convert needs a model and tasks"),
+        (
+            ["nmt-where", "--data", ".", "--", "--tiny"],
+            "what follows -- is for glue-convert, which is not among nmt-where",
+        ),
     ],
 )
 def test_mistakes_are_told_before_anything_is_made(tmp_path, capsys, arguments, message):
-    assert experiments.main(["run", *arguments, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 1
+    assert experiments.main(["run", "--out", str(tmp_path / "out"), "--device", "cpu", *arguments]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -282,3 +297,18 @@ def test_a_folder_begun_with_other_settings_is_refused(tmp_path):
     experiments.begin(runs.Workplace(tmp_path, tmp_path, Setup(), "cpu", 2))
     with pytest.raises(CollabError, match="updates 3000 and now 5"):
         experiments.begin(runs.Workplace(tmp_path, tmp_path, Setup(updates=5), "cpu", 1))
+
+
+def test_flags_after_two_dashes_go_to_glue(tmp_path, monkeypatch):
+    commands: list[list[str]] = []
+    monkeypatch.setattr(experiments.glue_runs, "run", commands.append)
+    arguments = ["run", "glue-convert", "--seeds", "4", "--out", str(tmp_path), "--device", "cpu"]
+    assert experiments.main([*arguments, "--", "--tiny", "--tasks", "CoLA"]) == 0
+    ((_, script, *flags),) = commands
+    assert Path(script).name == "glue.py" and flags[0] == "table"
+    assert flags[1:] == [
+        *("--out", str(tmp_path / "glue"), "--seeds", "4", "--device", "cpu"),
+        "--tiny",
+        "--tasks",
+        "CoLA",
+    ]
