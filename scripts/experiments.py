@@ -99,7 +99,7 @@ def make_grid(args: argparse.Namespace, setup: Setup) -> Grid:
     return select(grid, args.cells.split(",")) if args.cells else grid
 
 
-def find_slots(args: argparse.Namespace) -> tuple[str, list[int | None]]:
+def find_slots(args: argparse.Namespace) -> tuple[str, list[str | None]]:
     """Device, and the GPU of each process that runs at a time (None: CPU).
 
     Raises:

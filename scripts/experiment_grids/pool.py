@@ -31,8 +31,11 @@ class Processes:
         self.running: set[subprocess.Popen] = set()
         self.guard, self.stopping = threading.Lock(), False
 
-    def execute(self, command: Sequence[Any], log: Path, gpu: int | None = None) -> float:
+    def execute(self, command: Sequence[Any], log: Path, gpu: str | None = None) -> float:
         """Runs a command; its output goes to the end of ``log``. Returns its seconds.
+
+        Args:
+            gpu: the only one that it sees, by its number or name.
 
         Raises:
             CollabError: it failed; the last line of its output is quoted.
@@ -42,7 +45,7 @@ class Processes:
         environment["OMP_NUM_THREADS"] = str(self.threads)
         environment.setdefault("GOMP_SPINCOUNT", "5000")
         if gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+            environment["CUDA_VISIBLE_DEVICES"] = gpu
         log.parent.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
         with log.open("ab") as stream:

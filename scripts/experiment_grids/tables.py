@@ -106,7 +106,9 @@ def comparison_table(lines: Sequence[Line], experiment: str) -> str:
         bits, bleu = (differences(cells, name, against, key) for key in ("bits", "bleu"))
         row = [name, against, spread(bits, "+.3f") if bits else ""]
         row += [_share(cells, name, against, unit)] if unit else []
-        row.append(f"{spread(bleu, '+.2f')} ({min(bleu):+.2f} to {max(bleu):+.2f})" if bleu else "")
+        row.append(spread(bleu, "+.2f") if bleu else "")
+        if len(bleu) > 1:
+            row[-1] += f" ({min(bleu):+.2f} to {max(bleu):+.2f})"
         single = [line for line in found if len(line["seeds"]) == 1]
         together = max(found, key=lambda line: len(line["seeds"]))
         low = sum(line["p_value"] < LEVEL for line in single)
