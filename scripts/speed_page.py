@@ -1,14 +1,16 @@
 """Writes the page of speeds from what ``benchmark.py`` measured: ``speed_page.py --json-dir DIR --out docs/speed.md``.
 
 DIR holds SUITE.json as ``benchmark.py SUITE --json DIR/SUITE.json`` writes it, of one machine; several folders make a
-part of the page each. Every figure on the page comes from those files, sentences of advice included; pictures are
-drawn from them into the folder ``speed`` beside the page. Nothing is measured here.
+part of the page each. ``--again DIR`` is a second measurement of the first machine: its ratios stand beside those of
+the first one, which alone makes pictures and advice. Every figure on the page comes from those files, sentences of
+advice included; pictures are drawn from them into the folder ``speed`` beside the page. Nothing is measured here.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="speed_page.py", description=__doc__.split("\n\n")[0])
     parser.add_argument("--json-dir", type=Path, nargs="+", required=True, metavar="DIR", help="a machine's files each")
+    parser.add_argument("--again", type=Path, metavar="DIR", help="the first machine's files of another time")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page, e.g. docs/speed.md")
     return parser
 
@@ -64,37 +67,76 @@ def load(folder: Path) -> Suites:
     return suites
 
 
-def page(machines: dict[Path, Suites], out: Path) -> str:
-    """The whole text; draws the pictures beside ``out``."""
+def page(machines: dict[Path, Suites], again: Suites, out: Path) -> str:
+    """The whole text; draws the pictures beside ``out``.
+
+    Args:
+        again: suites of the first machine that were measured twice.
+    """
     parts = [
         "# Speed\n",
         "Every figure is a ratio of two things measured in turns in one run (A B A B ...), the median of the ratios of "
         "all rounds; below 1, ours needs less. Absolute times are medians of the same rounds. This page is written by "
-        "`scripts/speed_page.py` from the files of `scripts/benchmark.py`.\n",
+        "`scripts/speed_page.py` from the files of `scripts/benchmark.py`. On a machine with a GPU, "
+        "`scripts/gpu_check.sh` runs what needs one of the tests, all suites, and writes such a page.\n",
     ]
-    for folder, suites in machines.items():
+    for number, (folder, suites) in enumerate(machines.items()):
         pictures = out.parent / "speed" / folder.name if len(machines) > 1 else out.parent / "speed"
         pictures.mkdir(parents=True, exist_ok=True)
-        parts += machine_part(suites, folder, pictures, out.parent)
+        parts += machine_part(suites, {} if number else again, folder, pictures, out.parent)
     return "\n".join(parts)
 
 
-def machine_part(suites: Suites, folder: Path, pictures: Path, base: Path) -> list[str]:
+def machine_part(suites: Suites, again: Suites, folder: Path, pictures: Path, base: Path) -> list[str]:
     """The part of one machine: its facts, the advice, a section a suite."""
     rows = [row for suite in suites.values() for row in suite]
-    judged = [row for row in rows if row["met"] is not None]
-    met = sum(row["met"] for row in judged)
-    parts = [f"## {heading(rows[0]['host'])}\n", *warnings(rows)]
-    parts.append(f"{met} of {len(judged)} targets were met; the tables name each of them.\n")
+    repeated = [row for suite in again.values() for row in suite]
+    parts = [f"## {heading(rows[0]['host'])}\n", *warnings([*rows, *repeated]), f"{targets_met(rows, repeated)}\n"]
     parts += [f"- {sentence}" for sentence in advice(suites)]
     for name, suite in suites.items():
         module = importlib.import_module(f"benchmarks.{name}")
         parts.append(f"\n### {SUITES[name]}\n\n{module.__doc__.strip()}\n")
         parts.append(f"    python scripts/benchmark.py {name} --json {folder.name}/{name}.json\n")
         parts.append(f"{host_line(suite)}\n")
+        if name in again:
+            parts.append(f"Again: {host_line(again[name])}\n")
         parts += [f"![{path.stem}]({path.relative_to(base)})\n" for path in module.plot(suite, pictures)]
-        parts += crossing_tables(suite) if name == "scaling" else [table(suite)]
+        if name == "scaling":
+            parts += [*crossing_tables(suite), *drift(suite, again.get(name, []))]
+        else:
+            parts.append(table(suite, again.get(name, [])))
     return parts
+
+
+def targets_met(rows: Sequence[Row], again: Sequence[Row]) -> str:
+    """How many targets were met, the first time, the second time, and both times."""
+    first = {key_of(row) for row in rows if row["met"]}
+    judged = sum(row["met"] is not None for row in rows)
+    if not again:
+        return f"{len(first)} of {judged} targets were met; the tables name each of them."
+    second = {key_of(row) for row in again if row["met"]}
+    return (
+        f"Of {judged} targets, {len(first)} were met when it was measured first, {len(second)} when it was measured "
+        f"again, {len(first & second)} both times; the tables name each of them."
+    )
+
+
+def key_of(row: Row) -> tuple[str, str, str]:
+    """What tells a row from all others."""
+    return row["suite"], row["case"], row["peer"]
+
+
+def drift(rows: Sequence[Row], again: Sequence[Row]) -> list[str]:
+    """How far the second measurement of the same points lies from the first."""
+    second = {key_of(row): row["ratio"] for row in again}
+    apart = sorted(abs(second[key_of(row)] / row["ratio"] - 1) for row in rows if key_of(row) in second)
+    if not apart:
+        return []
+    typical, most = statistics.median(apart), apart[int(0.95 * (len(apart) - 1))]
+    return [
+        f"Measured again, half of the {len(apart)} ratios changed by less than {typical:.1%} and 95 in 100 by less "
+        f"than {most:.1%}.\n"
+    ]
 
 
 def heading(host: dict) -> str:
@@ -124,8 +166,9 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The rows of a suite with their targets and absolute figures."""
+def table(rows: Sequence[Row], again: Sequence[Row]) -> str:
+    """The rows of a suite with their targets and absolute figures, and the ratios of ``again`` beside them."""
+    second = {key_of(row): row for row in again}
     marks = {None: "", True: "yes", False: "**no**"}
     rated = any("rate" in row for row in rows)
     lines = []
@@ -134,12 +177,26 @@ def table(rows: Sequence[Row]) -> str:
         if "speedup" in row:
             found += f" ({row['speedup']:.2f}x)"
             target += f" ({row['wanted_speedup']:.2f}x)"
-        figures = [row["case"], row["peer"], found, target, marks[row["met"]], *absolute(row)]
+        figures = [row["case"], row["peer"], found, target, marks[row["met"]]]
+        if second:
+            other = second.get(key_of(row))
+            figures += [f"{other['ratio']:.3f}", marks[other["met"]]] if other else ["", ""]
+        figures += absolute(row)
         if rated:
             shares = [f"{row[side] / row['limit_rate']:.0%}" for side in ("rate", "peer_rate") if side in row]
             figures.append(" / ".join(shares))
         lines.append([*figures, row["backend"]])
-    head = ["case", "against", "ratio", "at most", "met", "ours", "theirs", *(["of the limit"] if rated else [])]
+    head = [
+        "case",
+        "against",
+        "ratio",
+        "at most",
+        "met",
+        *(["again", "met"] if second else []),
+        "ours",
+        "theirs",
+        *(["of the limit"] if rated else []),
+    ]
     return markdown([*head, "backend"], lines)
 
 
@@ -228,7 +285,8 @@ def model_facts(rows: Sequence[Row], what: str) -> list[str]:
 def write(args: argparse.Namespace) -> None:
     """Reads all folders, then writes the page."""
     machines = {folder: load(folder) for folder in args.json_dir}
-    write_text(args.out, page(machines, args.out))
+    again = load(args.again) if args.again else {}
+    write_text(args.out, page(machines, again, args.out))
     print(f"wrote {args.out}")
 
 

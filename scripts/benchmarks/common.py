@@ -138,12 +138,13 @@ def turns_row(
 
 
 def host_facts() -> dict[str, Any]:
-    """Processor, cores that this process may use, torch and its threads, and how busy the machine is."""
+    """Processor, cores that this process may use, torch and its threads, how busy the machine is, and when (UTC)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts = {"cpu": _cpu_model(), "cores": cores, "threads": torch.get_num_threads(), "torch": torch.__version__}
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
-    return {**facts, "python": platform.python_version(), "load": round(os.getloadavg()[0], 2)}
+    facts |= {"python": platform.python_version(), "load": round(os.getloadavg()[0], 2)}
+    return {**facts, "measured": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
 
 
 def host_line(host: dict[str, Any]) -> str:

@@ -235,6 +235,26 @@ def test_the_page_says_what_the_files_say(measured, tmp_path, train_rows, scalin
     assert "\n## one, 2 threads\n" in text
 
 
+def test_a_second_measurement_stands_beside_the_first(measured, tmp_path):
+    pytest.importorskip("matplotlib")
+    again = tmp_path / "again"
+    again.mkdir()
+    for path in measured.glob("*.json"):
+        rows = [
+            {**row, "ratio": row["ratio"] * 1.5, "met": row["target"] and False} for row in json.loads(path.read_text())
+        ]
+        (again / path.name).write_text(json.dumps(rows))
+    first = json.loads((measured / "train.json").read_text())
+    first = [{**row, "met": True} for row in first]
+    (measured / "train.json").write_text(json.dumps(first))
+    out = tmp_path / "speed.md"
+    assert speed_page.main(["--json-dir", str(measured), "--again", str(again), "--out", str(out)]) == 0
+    text = out.read_text()
+    assert f"| yes | {1.5 * first[0]['ratio']:.3f} | **no** |" in text
+    assert ", 0 when it was measured again, 0 both times" in text
+    assert "changed by less than 50.0% and 95 in 100 by less than 50.0%" in text
+
+
 def test_the_page_warns_of_figures_that_are_not_to_be_cited(measured, tmp_path):
     pytest.importorskip("matplotlib")
     rows = json.loads((measured / "train.json").read_text())
