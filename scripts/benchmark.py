@@ -23,7 +23,7 @@ from benchmarks import common  # noqa: E402
 from fairseq_collab.cli.ending import run_command  # noqa: E402
 from fairseq_collab.files import write_json  # noqa: E402
 
-SUITES = ("decompose", "distortion", "convert", "attention", "scaling", "train", "generate")
+SUITES = ("decompose", "distortion", "convert", "attention", "variants", "scaling", "train", "generate")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import scaling  # noqa: E402
+from benchmarks.advice import advice  # noqa: E402
 from benchmarks.attention import BOTH, FORWARD  # noqa: E402
 from benchmarks.common import BUSY, Row  # noqa: E402
 from benchmarks.layers import CONCATENATED  # noqa: E402
@@ -29,11 +30,11 @@ from fairseq_collab.files import read_json, write_text  # noqa: E402
 
 SUITES = {
     "attention": "One attention layer",
+    "variants": "Other ways to compute it",
     "scaling": "Lengths and key dims",
     "train": "Training",
     "generate": "Beam search",
 }
-MIXING = {"dense": "dense mixing", "windows": "window mixing", "picked": "picked mixing"}
 Suites = dict[str, list[Row]]
 
 
@@ -100,7 +101,8 @@ def machine_part(suites: Suites, again: Suites, folder: Path, pictures: Path, ba
         parts.append(f"{host_line(suite)}\n")
         if name in again:
             parts.append(f"Again: {host_line(again[name])}\n")
-        parts += [f"![{path.stem}]({path.relative_to(base)})\n" for path in module.plot(suite, pictures)]
+        drawn = module.plot(suite, pictures) if hasattr(module, "plot") else []
+        parts += [f"![{path.stem}]({path.relative_to(base)})\n" for path in drawn]
         if name == "scaling":
             parts += [*crossing_tables(suite), *drift(suite, again.get(name, []))]
         else:
@@ -173,14 +175,14 @@ def table(rows: Sequence[Row], again: Sequence[Row]) -> str:
     rated = any("rate" in row for row in rows)
     lines = []
     for row in rows:
-        found, target = f"{row['ratio']:.3f}", "" if row["target"] is None else f"{row['target']:.3f}"
+        found, target = ratio_of(row), "" if row["target"] is None else f"{row['target']:.3f}"
         if "speedup" in row:
             found += f" ({row['speedup']:.2f}x)"
             target += f" ({row['wanted_speedup']:.2f}x)"
         figures = [row["case"], row["peer"], found, target, marks[row["met"]]]
         if second:
             other = second.get(key_of(row))
-            figures += [f"{other['ratio']:.3f}", marks[other["met"]]] if other else ["", ""]
+            figures += [ratio_of(other), marks[other["met"]]] if other else ["", ""]
         figures += absolute(row)
         if rated:
             shares = [f"{row[side] / row['limit_rate']:.0%}" for side in ("rate", "peer_rate") if side in row]
@@ -198,6 +200,11 @@ def table(rows: Sequence[Row], again: Sequence[Row]) -> str:
         *(["of the limit"] if rated else []),
     ]
     return markdown([*head, "backend"], lines)
+
+
+def ratio_of(row: Row) -> str:
+    """The ratio; a dash where one side could not be measured."""
+    return "–" if row["ratio"] is None else f"{row['ratio']:.3f}"
 
 
 def absolute(row: Row) -> tuple[str, str]:
@@ -233,53 +240,6 @@ def crossing_tables(rows: Sequence[Row]) -> list[str]:
             f"{dtype}; the best of all points is {best['rate'] / best['limit_rate']:.0%} of it ({best['case']}).\n"
         )
     return parts
-
-
-def advice(suites: Suites) -> list[str]:
-    """What the figures say of the choice of a layout, of the key dim, and of whole models; in every precision."""
-    sentences = []
-    rows = suites.get("scaling", [])
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        chosen = [row for row in rows if row["dtype"] == dtype]
-        key_dim, length = scaling.middle(chosen)
-        sentences.append(f"{dtype}: {layout_advice(chosen, key_dim)}")
-        limits = [
-            f"{MIXING[layout]} is {scaling.said(scaling.curve(chosen, 'key_dim', BOTH, layout, length=length), 'R')}"
-            for layout in scaling.OURS
-        ]
-        sentences.append(f"{dtype}: with gradients at T = {length}, against concatenated heads, {'; '.join(limits)}.")
-    whole = [
-        *model_facts(suites.get("train", []), "a training step"),
-        *model_facts(suites.get("generate", []), "beam search"),
-    ]
-    if whole:
-        sentences.append(f"In a whole model, {'; '.join(whole)}.")
-    return sentences
-
-
-def layout_advice(rows: Sequence[Row], key_dim: int) -> str:
-    """Between which lengths dense mixing is faster than windows, in training."""
-    dense, windows = (
-        dict(scaling.curve(rows, "length", BOTH, layout, key_dim=key_dim)) for layout in ("dense", "windows")
-    )
-    points = [(length, windows[length] / dense[length]) for length in sorted(dense)]
-    where = scaling.said(points, "T")
-    return f"with gradients at R = {key_dim}, window mixing compared with dense mixing is {where}."
-
-
-def model_facts(rows: Sequence[Row], what: str) -> list[str]:
-    """How ours compare with concatenated heads in a whole model."""
-    found = []
-    for row in rows:
-        if row["peer"] != CONCATENATED:
-            continue
-        if row.get("measure") == "key cache":
-            found.append(
-                f"the key cache of {MIXING[row['layout']]} has {row['ratio']:.4g} of the bytes ({row['dtype']})"
-            )
-        else:
-            found.append(f"{what} with {MIXING[row['layout']]} takes {row['ratio']:.2f} of the time ({row['dtype']})")
-    return found
 
 
 def write(args: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import benchmark  # noqa: E402
 import speed_page  # noqa: E402
-from benchmarks import attention, common, device, generate, layers, models, scaling, train  # noqa: E402
+from benchmarks import advice, attention, common, device, generate, layers, models, scaling, train, variants  # noqa: E402
 
 from fairseq_collab.errors import CollabError  # noqa: E402
 
@@ -209,6 +209,28 @@ def test_precisions_are_those_asked_for(options, dtypes):
     assert len(device.dtypes_of(make_args("attention", "--device", "cuda"))) == 3
 
 
+VARIANT = layers.Shape(3, 6, 32, 4, 16)
+
+
+@pytest.mark.parametrize("way", [way for way in variants.WAYS if "ompile" not in way and way != "FlexAttention"])
+def test_other_ways_compute_the_same_and_are_compared(way):
+    rows = variants.measure_way(way, VARIANT, "cpu", torch.float32, 2, 0.0)
+    check_rows(rows, "variants")
+    wanted = ["forward", "forward+backward"] if variants.WAYS[way][2] else ["forward"]
+    assert [row["measure"] for row in rows] == wanted and all(row["ratio"] > 0 for row in rows)
+
+
+def test_a_way_that_computes_something_else_is_not_timed(monkeypatch):
+    def other(layer):
+        changed = variants.Folded(layer)
+        torch.nn.init.normal_(changed.bias)
+        return changed, variants.unchanged
+
+    monkeypatch.setitem(variants.WAYS, "folded weights", ("windows", other, False))
+    (row,) = variants.measure_way("folded weights", VARIANT, "cpu", torch.float32, 2, 0.0)
+    assert row["ratio"] is None and row["backend"] == "not possible here (AssertionError)"
+
+
 @pytest.fixture
 def measured(tmp_path, attention_rows, scaling_rows, train_rows, generate_rows) -> Path:
     folder = tmp_path / "json"
@@ -281,7 +303,7 @@ def test_advice_follows_the_figures():
 
     ratios = {"dense": (0.8, 3.2), "windows": (1.6, 1.6), "picked": (0.9, 0.9)}
     rows = [row(layout, *at, value) for layout, pair in ratios.items() for at, value in zip(POINTS, pair, strict=True)]
-    first, second = speed_page.advice({"scaling": rows})
+    first, second = advice.advice({"scaling": rows})
     assert first.endswith(
         "at R = 128, window mixing compared with dense mixing is slower up to T = 64, faster up to T = 128."
     )
