@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluate_bleu import metrics_for, paired_test, read_lines
+from evaluate_bleu import read_lines
 
 from experiment_grids.cells import Run
 from experiment_grids.grids import Cell
 from experiment_grids.runs import Workplace
 from experiment_grids.store import Line
+from fairseq_collab.scoring import metrics_for, paired_test
 
 SAMPLES = 1000
 
@@ -35,7 +35,7 @@ def paired(folders: Sequence[tuple[Path, Path]], lang: str) -> dict[str, Any]:
             for name, lines in texts.items():
                 lines += read_lines(pair[side] / f"{name}.txt")
         systems.append({"path": "AB"[side], "lines": texts["translations"], "references": texts["references"]})
-    metrics = {"bleu": metrics_for(Namespace(tokenize=None), lang)["bleu"]}
+    metrics = {"bleu": metrics_for(None, lang)["bleu"]}
     result = paired_test(systems, metrics, SAMPLES)["bleu"]
     return {key: result[key] for key in ("difference", "p_value", "signature")}
 
