@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from fairseq_collab.errors import CollabError
 
-_BINARISED = re.compile(r"\[\w+\] (\S+): \d+ sents, \d+ tokens, ([\d.e+-]+)% replaced")
+_BINARISED = re.compile(r"\[\w+\] (.+): \d+ sents, \d+ tokens, ([\d.e+-]+)% replaced")
 
 
 def preprocess(options: Sequence[str], files: int) -> dict[str, float]:

@@ -57,7 +57,7 @@ def read_validations(lines: Iterable[str]) -> list[Validation]:
             continue
         now, name, message = datetime.fromisoformat(match[1]), match[2], match[3]
         updates = int(number[1]) if (number := _UPDATES.search(message)) else 0
-        if message.startswith(("begin validation", "Preparing to save")):
+        if message.startswith(("begin validation", "Preparing to save", "end of epoch")):
             if since is not None:
                 elapsed += (now - since).total_seconds()
             since = None
@@ -66,7 +66,7 @@ def read_validations(lines: Iterable[str]) -> list[Validation]:
         elif message.startswith("Saved checkpoint"):
             at_save[updates], since = elapsed, now
         elif message.startswith(("Loaded checkpoint", "No existing checkpoint")):
-            elapsed = at_save.get(updates, 0.0 if updates == 0 else elapsed)
+            elapsed = 0.0 if updates == 0 else at_save.get(updates, elapsed)
             found = [validation for validation in found if validation.updates <= updates]
             since = None
         elif (figures := _bleu(message)) and not name.startswith("train"):

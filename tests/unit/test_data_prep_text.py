@@ -33,6 +33,14 @@ def test_text_becomes_pieces_and_a_binarised_folder_with_one_dictionary(files, t
     assert "reusing" in capsys.readouterr().out
 
 
+def test_unknown_pieces_are_counted_in_a_folder_with_a_space(files, tmp_path, capsys):
+    (tmp_path / "valid").write_text("quixotic zebras jump\n")
+    destdir = tmp_path / "my out"
+    assert main(["text", *files, "--destdir", str(destdir), "--workers", "1"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("valid"))
+    assert float(row.split()[-1].rstrip("%")) > 0
+
+
 def test_missing_or_empty_file_is_named(files, tmp_path, capsys):
     assert main(["text", *files[:2], "--valid", "nowhere", "--destdir", str(tmp_path / "out")]) == 1
     assert "there is no file nowhere" in capsys.readouterr().err

@@ -64,6 +64,12 @@ def test_new_epoch_does_not_count_the_pause_before_it(script):
     assert [v.seconds for v in script.read_validations(epochs.splitlines())] == [50, 100]
 
 
+def test_epoch_without_validation_or_saving_counts(script):
+    end = line(50, "fairseq_cli.train", "end of epoch 1 (average epoch stats below)")
+    epochs = start(0) + end + start(60) + validation(100, 200, 4)
+    assert [v.seconds for v in script.read_validations(epochs.splitlines())] == [90]
+
+
 def test_first_validation_that_reaches_a_goal_gives_its_time(script):
     text = script.report(script.read_validations(RUN.splitlines()), (25, 20, 28))
     assert text.splitlines() == [
