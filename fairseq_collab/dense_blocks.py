@@ -37,6 +37,8 @@ class Block:
 
 def blocks(batch: int, heads: int, queries: int, keys: int, seed: int) -> Iterator[Block]:
     """Cuts (B, H, T) into blocks of about ``BLOCK`` scores: whole sentences, else whole heads, else queries of one."""
+    if queries == 0:
+        return
     rows = max(1, BLOCK // max(1, keys))
     sentences_at_once = max(1, rows // (heads * queries))
     heads_at_once = min(heads, max(1, rows // queries))

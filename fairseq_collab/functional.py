@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_collab import dense_blocks
+from fairseq_collab import dense_blocks, projections
 
 _used = threading.local()
 
@@ -140,8 +140,8 @@ def merge_masks(
             mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill(attn_mask.to(torch.bool), float("-inf"))
         if mask.dim() == 3:
             mask = mask.view(-1, num_heads, mask.size(1), mask.size(2))
-        elif mask.dim() == 2:
-            mask = mask.view(1, 1, mask.size(0), mask.size(1))
+        elif mask.dim() <= 2:
+            mask = mask.view([1] * (4 - mask.dim()) + list(mask.size()))
     if key_padding_mask is not None:
         padding = key_padding_mask.to(torch.bool)[:, None, None, :]  # (B, S) -> (B, 1, 1, S)
         if mask is None:
@@ -158,9 +158,8 @@ def merge_masks(
 
 @torch.jit.unused
 def _eager_on_cpu(x: Tensor) -> bool:
-    """Whether to look at what a tensor holds costs no waiting, and nobody records or transforms the operations."""
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return x.device.type == "cpu" and not recorded and not torch._C._are_functorch_transforms_active()
+    """Whether to look at what a tensor holds costs no waiting, and its operations are simply done."""
+    return x.device.type == "cpu" and projections.is_plain(x)
 
 
 @torch.jit.unused

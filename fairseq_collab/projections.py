@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
+
+_PLAIN = (Tensor, nn.Parameter)
 
 
 class _Projections(torch.autograd.Function):
@@ -54,16 +57,23 @@ def _together(x: Tensor, *projections: nn.Module) -> tuple[Tensor, ...]:
 
 def _sums(x: Tensor, *projections: nn.Module) -> bool:
     """Whether there are gradients to sum, and calling the projections would do nothing but multiply."""
-    if not (torch.is_grad_enabled() and x.requires_grad) or _has_any_global_hook():
-        return False
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
+    if not (torch.is_grad_enabled() and x.requires_grad) or _has_any_global_hook() or not is_plain(x):
         return False
     if torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled():
         return False
-    return all(type(one) is nn.Linear and not _hooked(one) and one.weight.dtype == x.dtype for one in projections)
+    return all(_only_multiplies(one) and one.weight.dtype == x.dtype for one in projections)
 
 
-def _hooked(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+def _only_multiplies(module: nn.Module) -> bool:
+    if type(module) is not nn.Linear or "forward" in vars(module):  # some libraries replace the method of one module
+        return False
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return False
+    return type(module.weight) in _PLAIN and (module.bias is None or type(module.bias) in _PLAIN)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether operations on a tensor are simply done: nobody records, transforms or overrides them."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
+        return False
+    return type(x) in _PLAIN and forward_ad._current_level < 0

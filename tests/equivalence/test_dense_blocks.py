@@ -7,6 +7,7 @@ import torch
 from oracle import oracle
 from rule import assert_as_exact_as
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from fairseq_collab import dense_blocks, functional
 from fairseq_collab.attention import CollaborativeAttention
@@ -108,7 +109,47 @@ def test_fairseqs_layer_takes_the_same_way():
     torch.testing.assert_close(out, again)
 
 
-@pytest.mark.parametrize("why", ("half precision", "a trained mask", "per-sample gradients"))
+@pytest.mark.parametrize("sizes", ((0, T, S), (B, 0, S), (B, T, 0), (B, 0, 0), (1, 1, 1), (1, 1, 5000)), ids=str)
+def test_nothing_or_one_of_something_is_attended(sizes):
+    torch.manual_seed(10)
+    module = CollaborativeAttention(D, H, R, mix_layout="dense").double()
+    x, y = (torch.randn(sizes[0], length, D, dtype=torch.float64) for length in sizes[1:])
+    spelled = with_gradients(module, x, y, lambda x, y: module(x, y, need_weights=True)[0])
+    found = with_gradients(module, x, y, lambda x, y: module(x, y)[0])
+    assert functional.backend_used() == "dense-blocks"
+    for one, other in zip(found, spelled, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+MASKS = (
+    (),
+    (S,),
+    (T, 1),
+    (B * H, T, S),
+    (1, T, S),
+    (B, 1, T, S),
+    (1, H, 1, S),
+    (B, H, 1, 1),
+    (1, 1, T, 1),
+    (B, H, T, S),
+)
+
+
+@pytest.mark.parametrize("size", MASKS, ids=str)
+def test_masks_of_every_size_that_broadcasts(size):
+    torch.manual_seed(11)
+    module = CollaborativeAttention(D, H, R, mix_layout="dense").double()
+    x, y = torch.randn(B, T, D, dtype=torch.float64), torch.randn(B, S, D, dtype=torch.float64)
+    mask = torch.randn(size, dtype=torch.float64)
+    mask[torch.rand(size) < 0.3] = float("-inf")
+    for given in (mask, mask == float("-inf")):
+        for padding in (None, torch.rand(B, S) < 0.3):
+            out, _ = module(x, y, attn_mask=given, key_padding_mask=padding)
+            spelled, _ = module(x, y, attn_mask=given, key_padding_mask=padding, need_weights=True)
+            torch.testing.assert_close(out, spelled)
+
+
+@pytest.mark.parametrize("why", ("half precision", "a trained mask", "per-sample gradients", "forward mode"))
 def test_other_ways_remain_where_blocks_cannot_go(why):
     torch.manual_seed(9)
     module, x = CollaborativeAttention(D, H, R, mix_layout="dense"), torch.randn(B, T, D)
@@ -118,6 +159,10 @@ def test_other_ways_remain_where_blocks_cannot_go(why):
         mask = torch.zeros(T, T, requires_grad=True)
         module(x, attn_mask=mask)[0].sum().backward()
         assert mask.grad.abs().sum() > 0
+    elif why == "forward mode":
+        with forward_ad.dual_level():
+            out, _ = module(forward_ad.make_dual(x, torch.randn_like(x)))
+            assert forward_ad.unpack_dual(out).tangent.abs().sum() > 0
     else:
         grads = torch.func.vmap(torch.func.grad(lambda one: module(one.unsqueeze(0))[0].sum()))(x)
         assert grads.shape == x.shape

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from fairseq_collab import projections
 from fairseq_collab.attention import CollaborativeAttention
@@ -82,6 +83,38 @@ def test_a_projection_that_is_more_than_a_product_is_called(layers, summed):
     x = torch.randn(2, 3, D, requires_grad=True)
     q, _, _ = projections.project(x, x, x, *layers)
     assert q.abs().max() <= 1 and summed == [2]
+
+
+def test_a_method_replaced_on_one_projection_is_called(layers, summed):
+    multiply = layers[1].forward
+    layers[1].forward = lambda x: 2 * multiply(x)
+    x = torch.randn(2, 3, D, requires_grad=True)
+    _, k, _ = projections.project(x, x, x, *layers)
+    torch.testing.assert_close(k, 2 * multiply(x))
+    assert not summed
+
+
+class Wrapped(Tensor):
+    """What libraries for quantised or distributed weights put in the place of a weight."""
+
+
+@pytest.mark.parametrize("what", ("weight", "input"))
+def test_tensors_of_other_kinds_are_left_to_their_own_rules(layers, summed, what):
+    x = torch.randn(2, 3, D, requires_grad=True)
+    if what == "weight":
+        layers[1].weight = nn.Parameter(layers[1].weight.detach().as_subclass(Wrapped))
+    else:
+        x = x.as_subclass(Wrapped)
+    assert type(projections.project(x, x, x, *layers)[1]) is Wrapped and not summed
+
+
+def test_forward_mode_differentiates(layers, summed):
+    x = torch.randn(2, 3, D, requires_grad=True)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        q, _, _ = projections.project(dual, dual, dual, *layers)
+        torch.testing.assert_close(forward_ad.unpack_dual(q).tangent, layers[0](torch.ones_like(x)))
+    assert not summed
 
 
 def test_autocast_keeps_its_precision(layers, summed):
