@@ -23,6 +23,13 @@ from fairseq_collab.files import write_json
 
 PLUGIN = ROOT / "fairseq_collab"
 _ERROR = re.compile(r"\S+: error: (.+)|^(?:\[rank\d+\]: )?((?:\w+\.)*\w*(?:Error|Exception): .+)")
+_FLAG = re.compile(r"--?[A-Za-z]")
+# flags that a training may be resumed with or without: how long, on what, and what is checked, saved and logged
+_PASSING = re.compile(
+    "--(max-update|max-epoch|stop-time-hours|patience|cpu|fp16|memory-efficient|bf16|amp|num-workers|log-|no-progress-bar"
+    "|keep-|save-interval|no-epoch-checkpoints|validate-interval|max-tokens-valid|batch-size-valid|tensorboard|wandb|ddp-"
+    "|reset-|restore-file)"
+)
 UNKNOWN_INTERVAL = "UPDATES_OF_30_PERCENT"  # shown in place of a number that the missing data decide
 
 
@@ -89,6 +96,19 @@ def lasting_flags(run: Run) -> list[str]:
     for flag, name in options.items():
         flags += [flag, run.model[name]] if run.model[name] is not None else []
     return [str(flag) for flag in flags]
+
+
+def own_flags(extra: Iterable[str]) -> list[str]:
+    """The user's flags that make a training another one, each with its values, the last of each name."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in extra:
+        if _FLAG.match(word):
+            name, *value = word.split("=", 1)
+            found[name] = value
+        else:
+            found.setdefault(name, []).append(word)
+    return [" ".join([name, *values]) for name, values in sorted(found.items()) if not _PASSING.match(name)]
 
 
 def train_command(run: Run, data: Path) -> list[object]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -26,8 +27,10 @@ from recipe_settings import RECIPES, ROOT, Recipe, tiny
 from recipe_steps import Run
 
 from fairseq_collab.cli.ending import run_command
+from fairseq_collab.config import LAYOUTS
 from fairseq_collab.errors import CollabError
 from fairseq_collab.files import differences, read_json, write_json
+from fairseq_collab.flags import parse_heads
 
 OWNED = {"--save-dir": "SAVE_DIR", "--seed": "SEED", "--update-freq": "NPROC_PER_NODE or MAX_TOKENS"}
 OWNED |= {"--key-dim": "KEY_DIM", "--collaborative-heads": "COLAB", "--mix-dim": "MIX_DIM"}
@@ -52,9 +55,17 @@ def build_parser() -> argparse.ArgumentParser:
 def number(name: str, default: int, least: int) -> int:
     """A whole number from the environment. Raises CollabError when it is none, or below `least`."""
     text = os.environ.get(name) or str(default)
-    if not text.isdigit() or int(text) < least:
+    if not re.fullmatch("[0-9]+", text) or int(text) < least:
         raise CollabError(f"{name} is {text!r}: give a whole number from {least} on")
     return int(text)
+
+
+def one_of(name: str, known: Sequence[str]) -> str | None:
+    """A word from the environment, None where there is none. Raises CollabError when it is not known."""
+    text = os.environ.get(name) or None
+    if text is not None and text not in known:
+        raise CollabError(f"{name} is {text!r}: give one of {', '.join(known)}")
+    return text
 
 
 def on_cpu(extra: Sequence[str]) -> bool:
@@ -77,7 +88,7 @@ def plan(args: argparse.Namespace, extra: list[str]) -> Run:
     """The run that the command line and the environment ask for.
 
     Raises:
-        CollabError: a variable out of range, a flag that a variable sets, or a batch that cannot be divided.
+        CollabError: a variable out of range or misspelt, a flag that a variable sets, or a batch that cannot be divided.
     """
     for argument in extra:
         if variable := OWNED.get(argument.split("=")[0]):
@@ -91,10 +102,14 @@ def plan(args: argparse.Namespace, extra: list[str]) -> Run:
     model = {
         "COLAB": os.environ.get("COLAB") or recipe.heads,
         "KEY_DIM": number("KEY_DIM", recipe.key_dim, 1),
-        "MIX_LAYOUT": os.environ.get("MIX_LAYOUT") or None,
+        "MIX_LAYOUT": one_of("MIX_LAYOUT", LAYOUTS),
         "MIX_DIM": number("MIX_DIM", 0, 0) or None,
         "SEED": number("SEED", recipe.seed, 0),
     }
+    try:
+        parse_heads(model["COLAB"])
+    except CollabError as error:
+        raise CollabError(f"COLAB is {model['COLAB']!r}: {error}") from error
     return Run(
         name=args.recipe,
         recipe=recipe,
@@ -163,6 +178,7 @@ def begin(run: Run) -> None:
     if run.data is not None and not any(run.data.glob("dict*.txt")):
         raise CollabError(f"there is no binarised data in {run.data}: set DATA, or make it with {run.recipe.prepare}")
     settings = {"recipe": run.name, "tiny": run.tiny, "data": str(run.data), **run.model}
+    settings |= {"flags": flags} if (flags := steps.own_flags(run.extra)) else {}
     found = read_json(run.out / "recipe.json")
     begun = found is not None and (run.out / "checkpoint_last.pt").exists()
     if begun and (other := differences(found, settings)):

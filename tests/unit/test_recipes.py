@@ -169,6 +169,9 @@ def test_tensorboard_is_logged_to_where_it_is_installed(dry_run, monkeypatch):
         ("wmt", ["--save-dir", "x"], {}, "--save-dir is set by the recipe: leave it out and set SAVE_DIR"),
         ("wmt", ["--max-tokens=9"], {}, "--max-tokens is set by the recipe: leave it out and set MAX_TOKENS"),
         ("wmt", [], {"KEY_DIM": "wide"}, "KEY_DIM is 'wide': give a whole number from 1 on"),
+        ("wmt", [], {"KEY_DIM": "\u00b2"}, "KEY_DIM is '\u00b2': give a whole number from 1 on"),
+        ("wmt", [], {"COLAB": "encoder_cros"}, "COLAB is 'encoder_cros': --collaborative-heads has 'cros'"),
+        ("wmt", [], {"MIX_LAYOUT": "windows"}, "MIX_LAYOUT is 'windows': give one of dense, window, picked"),
         ("wmt", [], {"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is '0'"),
         ("wmt", [], {"NPROC_PER_NODE": "64"}, "cannot be divided among 64 processes"),
     ],
@@ -222,6 +225,20 @@ def test_folder_with_checkpoints_of_other_settings_is_refused(recipes, small_dat
     monkeypatch.setenv("KEY_DIM", "32")
     assert recipes.main(["wmt"]) == 1
     assert "begun with other settings (KEY_DIM 64 and now 32)" in capsys.readouterr().err
+    assert done == ["train", "train"]
+
+
+def test_folder_with_checkpoints_of_other_flags_is_refused(recipes, small_data, monkeypatch, capsys):
+    """It would go on under the new flags, or be finished at once and pass for their result."""
+    done = []
+    monkeypatch.setattr(recipes.steps, "train", lambda *_: done.append("train"))
+    monkeypatch.setattr(recipes.steps, "score", lambda *_: None)
+    assert recipes.main(["wmt", "--dropout", "0.2"]) == 0
+    (small_data / "out/checkpoint_last.pt").touch()
+    assert recipes.main(["wmt", "--dropout", "0.3"]) == 1
+    assert "flags ['--dropout 0.2'] and now ['--dropout 0.3']" in capsys.readouterr().err
+    assert recipes.main(["wmt"]) == 1
+    assert recipes.main(["wmt", "--max-update", "7", "--dropout=0.2", "--log-interval=1", "--cpu"]) == 0
     assert done == ["train", "train"]
 
 
