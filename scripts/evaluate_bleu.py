@@ -142,7 +142,9 @@ def translate(path: str, name: str, args: argparse.Namespace) -> dict[str, Any]:
     text = system.joined(dictionary, None if rule == "none" else rule, lambda line: line)
     detokenize = build_detokenizer(args.detokenizer, system.langs)
     reference_file = args.ref or find_references(args, system.langs[1], len(system.dataset))
-    tokens = system.references(text) if args.compound_split or not reference_file else []
+    # the data's own tokens are scored where Moses made them and both sides are there
+    own_tokens = args.compound_split and args.detokenizer == "moses" and system.dataset.tgt is not None
+    tokens = system.references(text) if own_tokens or not reference_file else []
     references = read_lines(reference_file) if reference_file else [detokenize(line).strip() for line in tokens]
     if len(references) != len(system.dataset):
         raise CollabError(
@@ -157,7 +159,7 @@ def translate(path: str, name: str, args: argparse.Namespace) -> dict[str, Any]:
         "reference_source": str(reference_file) if reference_file else "binarised data",
         **figures,
     }
-    if args.compound_split and args.detokenizer == "moses":
+    if own_tokens:
         score_compound_split(found, lines, tokens, "tok:data")
     return found
 

@@ -40,10 +40,10 @@ class KeptTranslations:
             return
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.exists() else []
         head = json.dumps(identity, sort_keys=True)
-        batches = lines[1:] if lines[:1] == [head] else []
-        write_text(path, "".join(f"{line}\n" for line in (head, *batches)))
-        for line in batches:
-            self._take(json.loads(line))
+        batches = _whole(lines[1:]) if lines[:1] == [head] else []
+        write_text(path, "".join(f"{line}\n" for line in (head, *map(json.dumps, batches))))
+        for batch in batches:
+            self._take(batch)
 
     def add(self, sentences: Mapping[int, tuple[str, int]], seconds: float, unknown: int) -> None:
         """Keep a batch.
@@ -62,3 +62,15 @@ class KeptTranslations:
         self.found.update({key: (text, tokens) for key, text, tokens in batch["sentences"]})
         self.seconds += batch["seconds"]
         self.unknown += batch["unknown"]
+
+
+def _whole(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """The batches before the first line that is none."""
+    batches = []
+    for line in lines:
+        try:
+            batch = json.loads(line)
+            batches.append({key: batch[key] for key in ("sentences", "seconds", "unknown")})
+        except (ValueError, KeyError, TypeError):
+            break
+    return batches

@@ -6,6 +6,7 @@ The command line that compares systems and reads raw references is `scripts/eval
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import time
 from argparse import Namespace
@@ -175,14 +176,17 @@ class LoadedSystem:
         return lines, figures
 
     def _identity(self, args: Namespace, options: dict[str, Any]) -> dict[str, Any]:
-        """What decides the translations, but for the way pieces are joined."""
+        """What decides the translations, and the batches and the device for which their figures hold."""
         pair = "-".join(self.langs)
-        files = sorted(args.data.glob(f"{args.gen_subset}.*.{self.langs[0]}.*"))
+        files = [*args.data.glob(f"{args.gen_subset}.*.{self.langs[0]}.*"), *args.data.glob("dict.*.txt")]
         return {
             "weights": fingerprint(self.models),
-            "data": [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files],
+            "model": hashlib.sha256(str([str(model) for model in self.models]).encode()).hexdigest(),
+            "data": [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(files)],
             "langs": pair,
             "fp16": args.fp16,
+            "batches": [args.max_tokens, args.batch_size],
+            "cuda": self.use_cuda,
             "overrides": args.model_overrides,
             "joined": getattr(args, "remove_bpe", None),
             **options,

@@ -33,6 +33,18 @@ def test_line_that_was_not_finished_is_left_out_and_written_over(tmp_path):
     assert KeptTranslations(path, {}).found == {**FIRST, **SECOND}
 
 
+def test_what_follows_a_damaged_line_is_left_out(tmp_path):
+    path = tmp_path / "translations.partial"
+    kept = KeptTranslations(path, {})
+    for number in range(3):
+        kept.add({number: ("text", 1)}, 1.0, 0)
+    head, first, _, last = path.read_text().splitlines()
+    for damaged in ("\0\0\0", "7", "{}"):
+        path.write_text("\n".join((head, first, damaged, last, "")))
+        assert KeptTranslations(path, {}).found == {0: ("text", 1)}
+        assert path.read_text() == f"{head}\n{first}\n"
+
+
 def test_nothing_is_written_without_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     KeptTranslations(None, {}).add(FIRST, 1.0, 0)
