@@ -171,7 +171,7 @@ def score_all(systems: list[dict[str, Any]], args: argparse.Namespace) -> dict[s
         score(system, metrics_for(args.tokenize, target_lang))
         if args.compound_split and "compound_split" not in system:
             sides = (moses_tokenized(system[side], target_lang) for side in ("lines", "references"))
-            score_compound_split(system, *sides, "tok:moses")
+            score_compound_split(system, *sides, f"tok:moses-{target_lang or 'en'}")
     return paired_test(systems, metrics_for(args.tokenize, target_lang), args.samples) if args.compare else None
 
 

@@ -88,7 +88,8 @@ def plan(args: argparse.Namespace, extra: list[str]) -> Run:
     """The run that the command line and the environment ask for.
 
     Raises:
-        CollabError: a variable out of range or misspelt, a flag that a variable sets, or a batch that cannot be divided.
+        CollabError: a variable out of range or misspelt, a flag that a variable sets, or a batch that cannot be
+            divided.
     """
     for argument in extra:
         if variable := OWNED.get(argument.split("=")[0]):

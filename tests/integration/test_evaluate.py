@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -118,6 +119,17 @@ def test_every_unusual_line_is_translated_counted_and_scored(
     translations = (tmp_path / "translations.txt").read_text(encoding="utf-8").split("\n")
     assert len(translations) == len(UNUSUAL) + 1 and translations[-1] == ""
     assert "1 source lines were longer than the model takes" in capsys.readouterr().out
+
+
+def test_words_are_cut_at_hyphens_where_the_data_has_no_target_side(evaluate_bleu, checkpoints, unusual_data, tmp_path):
+    pytest.importorskip("sacremoses")
+    shutil.copytree(unusual_data / "bin", tmp_path / "bin", ignore=shutil.ignore_patterns("test.*.tgt.*"))
+    for detokenizer in ("none", "moses"):
+        (system,) = evaluate(
+            *(evaluate_bleu, tmp_path, tmp_path / "bin", "--path", checkpoints["collab"], "--compound-split"),
+            *("--ref", unusual_data / "raw.tgt", "--detokenizer", detokenizer),
+        )["systems"]
+        assert system["compound_split"]["signature"].startswith("compound-split|tok:moses-tgt|")
 
 
 def test_model_without_the_plugin_and_ensemble_are_evaluated_alike(

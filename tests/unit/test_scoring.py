@@ -48,7 +48,7 @@ def test_files_of_natural_text_are_tokenised_and_cut_on_request(evaluate_bleu, t
     assert evaluate_bleu.main([*command, "--samples", "10", "--json", str(output)]) == 0
     first, second = json.loads(output.read_text())["systems"]
     assert first["compound_split"]["score"] == pytest.approx(100) and second["compound_split"]["score"] < 100
-    assert "compound-split|tok:moses|nrefs:1" in capsys.readouterr().out
+    assert "compound-split|tok:moses-de|nrefs:1" in capsys.readouterr().out
 
 
 def test_compound_split_without_sacremoses_is_said_before_decoding(evaluate_bleu, monkeypatch, capsys):
