@@ -35,7 +35,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(ROOT))
 
 from experiment_grids import estimate, glue_runs, pool, runs, significance  # noqa: E402
-from experiment_grids.cells import TINY, Run, Setup  # noqa: E402
+from experiment_grids.cells import CONCATENATED, TINY, Run, Setup  # noqa: E402
 from experiment_grids.grids import EXPERIMENTS, Grid, all_runs, expand, select  # noqa: E402
 from experiment_grids.page import NAMES, draw, tables_of, write_page  # noqa: E402
 from experiment_grids.store import Store, load_all  # noqa: E402
@@ -92,11 +92,25 @@ def numbers(text: str, flag: str) -> list[int]:
 
 
 def make_grid(args: argparse.Namespace, setup: Setup) -> Grid:
-    """The cells that are asked for."""
-    key_dims = numbers(args.key_dims, "--key-dims") if args.key_dims else None
+    """The cells that are asked for.
+
+    Raises:
+        CollabError: a list that is none, rows that no experiment has, or key dims that do not fit the model.
+    """
+    key_dims = numbers(args.key_dims, "--key-dims") if args.key_dims is not None else None
+    if key_dims and max(key_dims) >= setup.width:
+        raise CollabError(f"--key-dims {args.key_dims}: give less than the width {setup.width}, which every grid has")
     names = [name for name in args.names if name in EXPERIMENTS]
     grid = {name: expand(name, setup, numbers(args.seeds, "--seeds"), key_dims) for name in names}
-    return select(grid, args.cells.split(",")) if args.cells else grid
+    grid = select(grid, args.cells.split(",")) if args.cells else grid
+    for wanted in all_runs(grid):
+        shared = wanted.layout != CONCATENATED
+        config = AttentionConfig(shared, wanted.key_dim, wanted.mix_dim, wanted.layout if shared else None)
+        try:
+            check_attention(config, AttentionShape(setup.width, setup.heads, setup.layers), "first")
+        except CollabError as error:
+            raise CollabError(f"--key-dims {args.key_dims}: {error}") from error
+    return grid
 
 
 def find_slots(args: argparse.Namespace) -> tuple[str, list[str | None]]:

@@ -103,7 +103,7 @@ def comparison_table(lines: Sequence[Line], experiment: str) -> str:
     head += ["BLEU", "p", f"seeds with p < {LEVEL}"]
     rows = []
     for (name, against), found in pairs.items():
-        bits, bleu = (differences(cells, name, against, key) for key in ("bits", "bleu"))
+        bits, bleu = (list(differences(cells, name, against, key).values()) for key in ("bits", "bleu"))
         row = [name, against, spread(bits, "+.3f") if bits else ""]
         row += [_share(cells, name, against, unit)] if unit else []
         row.append(spread(bleu, "+.2f") if bleu else "")
@@ -122,12 +122,12 @@ def comparison_table(lines: Sequence[Line], experiment: str) -> str:
     return markdown(head, rows) + "\n" + note
 
 
-def differences(cells: dict[str, list[Line]], name: str, against: str, key: str) -> list[float]:
-    """A figure of a cell minus that of another, for each seed that both have."""
-    other = {run["seed"]: run[key] for run in cells.get(against, []) if run[key] is not None}
-    return [
-        run[key] - other[run["seed"]] for run in cells.get(name, []) if run[key] is not None and run["seed"] in other
-    ]
+def differences(cells: dict[str, list[Line]], name: str, against: str, key: str) -> dict[int, float]:
+    """A figure of a cell minus that of another, by seed, for each seed that both have."""
+    one, other = (
+        {run["seed"]: run[key] for run in cells.get(cell, []) if run[key] is not None} for cell in (name, against)
+    )
+    return {seed: one[seed] - other[seed] for seed in one if seed in other}
 
 
 def _share(cells: dict[str, list[Line]], name: str, against: str, unit: str) -> str:
@@ -137,9 +137,9 @@ def _share(cells: dict[str, list[Line]], name: str, against: str, unit: str) -> 
     key_dim = cells[name][0]["key_dim"]
     plain = f"{unit} R={key_dim}"
     lost, whole = (differences(cells, cell, against, "bits") for cell in (name, plain))
-    if len(lost) != len(whole) or not whole or min(map(abs, whole)) == 0:
+    if lost.keys() != whole.keys() or not whole or min(map(abs, whole.values())) == 0:
         return ""
-    return f"{statistics.fmean(a / b for a, b in zip(lost, whole, strict=True)):.2f}"
+    return f"{statistics.fmean(lost[seed] / whole[seed] for seed in lost):.2f}"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -96,6 +96,15 @@ def test_comparisons_are_of_the_same_seeds():
     assert [cell.strip() for cell in rows[0].strip("|").split("|")][2:] == expected
 
 
+def test_shares_of_different_seeds_are_not_divided():
+    lines = made_lines("nmt-convert")
+    missing = {("plain CP dense R=32", 3), ("weighted R=32", 1)}
+    kept = [line for line in lines if (line["cell"], line.get("seed")) not in missing]
+    table = tables.comparison_table(kept, "nmt-convert")
+    row = next(line for line in table.splitlines() if line.startswith("| weighted R=32 | original "))
+    assert [cell.strip() for cell in row.strip("|").split("|")][2:4] == ["-0.400 ± 0.000", ""]
+
+
 def decoded(folder: Path, translations: list[str], references: list[str]) -> Path:
     folder.mkdir(parents=True)
     for name, lines in (("translations", translations), ("references", references)):
