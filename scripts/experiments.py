@@ -41,6 +41,7 @@ from experiment_grids.page import NAMES, draw, tables_of, write_page  # noqa: E4
 from experiment_grids.store import Store, load_all  # noqa: E402
 
 from fairseq_collab.cli.ending import run_command  # noqa: E402
+from fairseq_collab.config import AttentionConfig, AttentionShape, check_attention  # noqa: E402
 from fairseq_collab.errors import CollabError, one_a_line  # noqa: E402
 from fairseq_collab.files import differences, read_json, write_json  # noqa: E402
 
@@ -151,7 +152,8 @@ def run(args: argparse.Namespace) -> None:
         raise CollabError(f"what follows -- is for {glue_runs.NAME}, which is not among {', '.join(args.names)}")
     device, slots = find_slots(args)
     cores = len(os.sched_getaffinity(0))
-    threads = 1 if len(slots) > 1 else int(os.environ.get("OMP_NUM_THREADS", min(4, cores)))
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # a list has a number for each nested level
+    threads = 1 if len(slots) > 1 else int(given) if given.isdecimal() else min(4, cores)
     place = runs.Workplace(args.out, (args.data or args.out).resolve(), setup, device, threads)
     store = Store(args.out / RESULTS)
     if args.dry_run:
@@ -240,6 +242,10 @@ def run_grid(
             bar.write(f"{name}: {row['bits'] or math.nan:.3f} bits a token, BLEU {row['bleu']:.2f}", file=sys.stderr)
             bar.update()
 
+        def on_failure(name: str, reason: str) -> None:
+            bar.write(f"{name} failed: {reason}", file=sys.stderr)
+            bar.update()
+
         told = time.monotonic()
 
         def on_wait(names: list[str]) -> None:
@@ -249,7 +255,7 @@ def run_grid(
                 bar.set_postfix_str(", ".join(f"{folder.name} {runs.status(folder)}" for folder in folders))
                 told = time.monotonic()
 
-        return pool.perform_all(tasks, len(slots), on_end, processes.stop, on_wait)
+        return pool.perform_all(tasks, len(slots), on_end, processes.stop, on_wait, on_failure)
 
 
 def add_comparisons(grid: Grid, place: runs.Workplace, store: Store) -> None:

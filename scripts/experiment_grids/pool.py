@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +89,15 @@ def perform_all(
     on_end: Callable[[str, Any], None],
     stop: Callable[[], None],
     on_wait: Callable[[list[str]], None] = lambda names: None,
+    on_failure: Callable[[str, str], None] = lambda name, reason: None,
 ) -> dict[str, str]:
     """Does all tasks, in their order as far as they do not wait for others, a slot each.
 
     Args:
         tasks: name, what to do with the number of a free slot, and the names of the tasks to wait for.
         on_end: called here with name and result of each that is done. stop: makes running tasks end soon.
-        on_wait: called here every now and then with the names of those that are running.
+        on_wait: called here every now and then with the names of those that are running. on_failure: called here with
+            the name of each that is not done, and why, as soon as that is known.
 
     Returns:
         why tasks were not done, by name: an error of theirs, or the task that they waited for.
@@ -112,6 +114,7 @@ def perform_all(
                     if broken := needs & failed.keys():
                         failed[name] = f"it begins with {sorted(broken)[0]}, which failed"
                         left.remove(task)
+                        on_failure(name, failed[name])
                     elif free and not (needs & names) - done:
                         left.remove(task)
                         slot = free.pop(0)
@@ -124,18 +127,15 @@ def perform_all(
                 for future in finished:
                     name, slot = running.pop(future)
                     free.insert(0, slot)
-                    _end(name, future, done, failed, on_end)
+                    try:
+                        result = future.result()
+                    except (CollabError, OSError) as error:
+                        failed[name] = str(error)
+                        on_failure(name, failed[name])
+                        continue
+                    done.add(name)
+                    on_end(name, result)
         except BaseException:
             stop()
             raise
     return failed
-
-
-def _end(name: str, future: Future, done: set[str], failed: dict[str, str], on_end: Callable[[str, Any], None]) -> None:
-    try:
-        result = future.result()
-    except (CollabError, OSError) as error:
-        failed[name] = str(error)
-        return
-    done.add(name)
-    on_end(name, result)

@@ -64,6 +64,8 @@ def results_table(lines: Sequence[Line], experiment: str) -> str:
         for key, form in (("bits", ".3f"), ("bleu", ".2f"), ("chrf", ".2f")):
             values = [run[key] for run in runs if run[key] is not None]
             row.append(spread(values, form) if values else "not finite")
+            if 0 < len(values) < len(runs):
+                row[-1] += f" (of {len(values)}, the others not finite)"
         rows.append([*row, f"{runs[0]['parameters']:,}", f"{runs[0]['key_query_parameters']:,}"])
     return markdown(head, rows) + "\n" + _note(firsts[0], seeds, same, lines, experiment)
 

@@ -226,8 +226,12 @@ def test_a_failure_leaves_out_only_what_begins_with_it():
         ("child", lambda slot: 1, frozenset(["bad"])),
         ("other", lambda slot: 1, frozenset()),
     ]
-    failed = pool.perform_all(tasks, 1, lambda name, result: ended.append(name), lambda: None)
-    assert ended == ["other"]
+    told: list[tuple[str, str]] = []
+    failed = pool.perform_all(
+        *(tasks, 1, lambda name, result: ended.append(name), lambda: None),
+        on_failure=lambda name, reason: told.append((name, reason)),
+    )
+    assert ended == ["other"] and dict(told) == failed and len(told) == 2
     assert failed == {"bad": "no space left", "child": "it begins with bad, which failed"}
 
 
@@ -279,6 +283,10 @@ def test_a_plan_says_what_is_finished_and_how_long_the_rest_takes(tmp_path, caps
         (["nmt-where", "--data", ".", "--cells", "unknown"], "--cells unknown fits no row"),
         (["nmt-where", "--data", ".", "--jobs", "0"], "--jobs 0 is out of range"),
         (["nmt-where", "--data", ".", "--updates", "0"], "--updates 0 is out of range"),
+        (["nmt-where", "--data", ".", "--key-dims", ""], "--key-dims  is no list of whole numbers"),
+        (["nmt-where", "--data", ".", "--key-dims", "20"], "--key-dims 20: Windows in the first attention of layer 0"),
+        (["nmt-key-dim", "--data", ".", "--key-dims", "32,20"], "--key-dims 32,20: The key dim 20"),
+        (["nmt-key-dim", "--data", ".", "--key-dims", "128"], "--key-dims 128: give less than the width 128"),
         (["glue-convert", "--"], "glue-convert needs a model and tasks"),
         (
             ["nmt-where", "--data", ".", "--", "--tiny"],
