@@ -217,8 +217,8 @@ def run_grid(
     cells: dict[Run, list[dict[str, Any]]] = {}
     for name, by_seed in grid.items():
         for of_seed in by_seed.values():
-            for order, cell in enumerate(of_seed):
-                line = {"kind": "run", "experiment": name, "cell": cell.name, "order": order}
+            for cell in of_seed:
+                line = {"kind": "run", "experiment": name, "cell": cell.name, "order": cell.order}
                 cells.setdefault(cell.run, []).append(line)
     known = {(line["experiment"], line["cell"], line["run"]) for line in store.load() if line.get("kind") == "run"}
     wanted = all_runs(grid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from experiment_grids.cells import Run, Setup, collaborative, concatenated, converted, tuned
@@ -19,12 +19,14 @@ TITLES = {"dense": "dense", "window": "windows", "picked": "picked"}
 class Cell:
     """A row of an experiment's table, for one seed.
 
-    against: names of the cells of the same experiment that it is compared with.
+    against: names of the cells of the same experiment that it is compared with. order: place among all rows, however
+    many are chosen.
     """
 
     name: str
     run: Run
     against: tuple[str, ...] = ()
+    order: int = 0
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,10 @@ def expand(
     """
     experiment = EXPERIMENTS[name]
     dims = list(key_dims) if key_dims else [setup.width // divisor for divisor in experiment.key_dims]
-    return {seed: experiment.cells(setup, seed, dims) for seed in seeds}
+    return {
+        seed: [replace(cell, order=order) for order, cell in enumerate(experiment.cells(setup, seed, dims))]
+        for seed in seeds
+    }
 
 
 def select(grid: Grid, patterns: Sequence[str]) -> Grid:

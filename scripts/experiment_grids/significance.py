@@ -56,11 +56,11 @@ def pending(
     pairs: dict[tuple[int, str, str], dict[int, tuple[Run, Run]]] = {}
     for seed, of_seed in cells.items():
         runs = {cell.name: cell.run for cell in of_seed}
-        for order, cell in enumerate(of_seed):
+        for cell in of_seed:
             for against in cell.against:
                 pair = (runs.get(against), cell.run)
                 if pair[0] and all(place.finished(run) for run in pair):
-                    pairs.setdefault((order, cell.name, against), {})[seed] = pair
+                    pairs.setdefault((cell.order, cell.name, against), {})[seed] = pair
     for (order, name, against), by_seed in pairs.items():
         groups = [[seed] for seed in by_seed] + ([list(by_seed)] if len(by_seed) > 1 else [])
         for seeds in groups:

@@ -78,6 +78,14 @@ def test_only_chosen_cells_and_what_they_begin_with_remain():
         grids.select(grid, ["nothing"])
 
 
+def test_rows_keep_their_places_when_only_some_are_chosen():
+    grid = {"nmt-convert": grids.expand("nmt-convert", SETUP, [1])}
+    places = {cell.name: cell.order for cell in grid["nmt-convert"][1]}
+    assert list(places.values()) == list(range(len(places)))
+    chosen = grids.select(grid, ["distilled*"])["nmt-convert"][1]
+    assert {cell.name: cell.order for cell in chosen} == {cell.name: places[cell.name] for cell in chosen}
+
+
 def test_estimate_takes_finished_runs_of_the_same_kind():
     first, second = concatenated(1, 128), concatenated(2, 32)
     row = {"model": "trained", "layout": "concatenated", "flags": [], "seconds": 100}
