@@ -97,6 +97,13 @@ def plan(args: argparse.Namespace, extra: list[str]) -> Run:
     recipe: Recipe = tiny(args.recipe) if args.tiny else RECIPES[args.recipe]
     share = number(recipe.batch.variable, recipe.batch.share, 1)
     recipe = replace(recipe, batch=replace(recipe.batch, share=share))
+    average = number("AVERAGE", recipe.average, 0)
+    words = [part for word in (*recipe.flags, *extra) for part in str(word).split("=")]
+    kept = words[len(words) - words[::-1].index("--keep-last-epochs")]
+    if kept.isdecimal() and 0 < int(kept) < average:
+        raise CollabError(
+            f"AVERAGE is {average}, but only the last {kept} epochs are kept: add --keep-last-epochs {average}"
+        )
     cpu = on_cpu(extra)
     each, machines = processes(cpu)
     recipe.batch.divide(each * machines)
@@ -120,7 +127,7 @@ def plan(args: argparse.Namespace, extra: list[str]) -> Run:
         machines=machines,
         node=number("NODE_RANK", number("SLURM_NODEID", 0, 0) if os.environ.get("SLURM_STEP_ID") else 0, 0),
         cpu=cpu,
-        average=number("AVERAGE", recipe.average, 0),
+        average=average,
         out=folder_of(args, recipe, model),
         data=None if args.tiny else Path(os.environ.get("DATA") or ROOT / recipe.data).resolve(),
         extra=extra,
