@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -281,6 +282,8 @@ def show(args: argparse.Namespace) -> None:
         if text and args.command == "table":
             print(f"## {name}\n\n{text}")
         elif text:
+            if find_spec("matplotlib") is None:
+                raise CollabError('pictures need matplotlib: pip install ".[plot]"')
             for path in draw(name, lines, args.pictures):
                 print(f"wrote {path}")
 

@@ -181,6 +181,8 @@ ROBERTA = Recipe(
         *("--lr-scheduler", "polynomial_decay", "--warmup-updates", 10_000, "--total-num-update", 125_000),
         *("--max-update", 125_000, "--keep-last-epochs", 10, "--skip-invalid-size-inputs-valid-test"),
         *("--save-interval-updates", 2000, "--keep-interval-updates", 1),
+        # else fairseq makes batches of 8 where a process takes 15 sequences
+        *("--required-batch-size-multiple", 1),
     ),
 )
 RECIPES = {"wmt": WMT, "mlbench": MLBENCH, "iwslt": IWSLT, "roberta": ROBERTA}

@@ -98,7 +98,7 @@ def plan(args: argparse.Namespace, extra: list[str]) -> Run:
     share = number(recipe.batch.variable, recipe.batch.share, 1)
     recipe = replace(recipe, batch=replace(recipe.batch, share=share))
     average = number("AVERAGE", recipe.average, 0)
-    words = [part for word in (*recipe.flags, *extra) for part in str(word).split("=")]
+    words = [part for word in (*recipe.flags, *extra, "") for part in str(word).split("=")]
     kept = words[len(words) - words[::-1].index("--keep-last-epochs")]
     if kept.isdecimal() and 0 < int(kept) < average:
         raise CollabError(

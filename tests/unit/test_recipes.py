@@ -82,6 +82,20 @@ def test_batch_of_the_papers_four_gpus_is_the_published_one(settings):
     assert settings.ROBERTA.batch.divide(8) == (16, 16)
 
 
+@pytest.mark.parametrize("processes", [1, 3, 8])
+def test_fairseq_makes_batches_of_as_many_sequences_as_a_process_takes(dry_run, processes):
+    import numpy
+    from fairseq.data import data_utils
+
+    train = training(dry_run("roberta", NPROC_PER_NODE=processes))
+    share, multiple = (int(value(train, flag)) for flag in ("--batch-size", "--required-batch-size-multiple"))
+    lengths = numpy.full(100, 512)
+    batches = data_utils.batch_by_size(
+        *(numpy.arange(100), lambda index: 512, lengths), max_sentences=share, required_batch_size_multiple=multiple
+    )
+    assert {len(batch) for batch in batches[:-1]} == {share} == {15 if processes == 3 else 16}
+
+
 def test_batch_that_cannot_be_divided_is_refused(settings):
     with pytest.raises(CollabError, match="28,672 tokens cannot be divided among 64 processes.*at most 28 processes"):
         settings.WMT.batch.divide(64)
