@@ -118,6 +118,8 @@ def _curve(cells: dict[str, list[Line]], key: str, path: Path) -> None:
             if key == "mix_dim" and not _shared(members[0][0]):
                 for runs in members:
                     values = _values(runs, figure_key)
+                    if not values:
+                        continue
                     axis.axhline(statistics.fmean(values), color="#888888", linewidth=0.9, linestyle="--")
                     where = (1.0, statistics.fmean(values))
                     axis.annotate(

@@ -173,6 +173,15 @@ def test_pictures_are_drawn(tmp_path, experiment):
     assert sorted(tmp_path.iterdir()) == sorted(files)
 
 
+def test_trainings_that_all_diverged_are_left_out_of_pictures(tmp_path):
+    pytest.importorskip("matplotlib")
+    lines = made_lines("nmt-mixing")
+    for line in lines:
+        if line["kind"] == "run" and line["layout"] == "concatenated":
+            line["bits"] = None
+    assert len(pictures.draw(lines, "nmt-mixing", tmp_path)) == 3
+
+
 def glue_lines() -> list[dict[str, Any]]:
     stages = ((None, "original"), (32, "converted"), (32, "finetuned"))
     return [
