@@ -17,6 +17,9 @@ data_utils.batch_by_size                  stock: leaves out a last batch that is
                                           here: keeps it, so no test sentence is lost
 FairseqTask.get_batch_iterator            stock: a resumed run puts other sentences together than the one it resumes
                                           here: the same batches, so the loss curve goes on
+EpochBatchIterator.(load_)state_dict      stock: the place in an epoch is a number of batches of one process, so another
+                                          number of processes repeats, leaves out, or refuses the rest
+                                          here: the same share of the epoch
 checkpoint_utils.load_checkpoint          stock: trains anew, silently, when --restore-file does not exist
                                           here: refuses, and says in a line why it cannot --finetune-from-model
 distributed.utils._broadcast_object_slow  stock: since torch 2.6 a run of several processes cannot resume
@@ -64,7 +67,7 @@ _MARK = "_fairseq_collab_stock"
 def install() -> None:
     """Put every patch of the list above in place. Calling it again changes nothing."""
     from fairseq import checkpoint_utils, hub_utils
-    from fairseq.data import Dictionary, data_utils
+    from fairseq.data import Dictionary, EpochBatchIterator, data_utils
     from fairseq.distributed import utils as distributed_utils
     from fairseq.file_io import PathManager
     from fairseq.models import BaseFairseqModel
@@ -82,6 +85,8 @@ def install() -> None:
     _patch(data_utils, "infer_language_pair", _infer_language_pair)
     _patch(data_utils, "batch_by_size", _batch_by_size)
     _patch(FairseqTask, "get_batch_iterator", _get_batch_iterator)
+    _patch(EpochBatchIterator, "state_dict", _state_of_iterator)
+    _patch(EpochBatchIterator, "load_state_dict", _load_state_of_iterator)
     _patch(getattr(hub_utils, "GeneratorHubInterface", None), "_build_batches", decoding.build_batches)
     _patch(SequenceGenerator, "generate", decoding.generate)
     for name in ("fairseq_cli.interactive", "fairseq_cli.eval_lm", "__main__", "__mp_main__"):
@@ -225,6 +230,28 @@ def _get_batch_iterator(stock: Callable) -> Callable:
         return iterator
 
     return get_batch_iterator
+
+
+def _state_of_iterator(stock: Callable) -> Callable:
+    """Stock says how many batches a process has had, and not of how many."""
+
+    def state_dict(self):
+        return {**stock(self), "batches": len(self)}
+
+    return state_dict
+
+
+def _load_state_of_iterator(stock: Callable) -> Callable:
+    """Stock takes up the same number of batches of a process, whatever an epoch has of them now: "Cannot resume
+    training due to dataloader mismatch" where that is less."""
+
+    def load_state_dict(self, state_dict):
+        place, before, now = state_dict.get("iterations_in_epoch", 0), state_dict.get("batches"), len(self)
+        if place and before and before != now:
+            state_dict = {**state_dict, "iterations_in_epoch": min(place * now // before, now - 1)}
+        return stock(self, state_dict)
+
+    return load_state_dict
 
 
 def _excepthook(previous: Callable) -> Callable:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.data import Dictionary, FairseqDataset, data_utils
+from fairseq.data import Dictionary, EpochBatchIterator, FairseqDataset, data_utils
 from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 
@@ -111,6 +111,34 @@ def test_run_resumed_in_a_later_epoch_has_the_batches_of_the_run_before():
     assert batches(3) == batches(1)
     sharded = dict(disable_iterator_cache=True)
     assert batches(3, **sharded) == batches(3, stock, **sharded), "sharded data has batches of its own in every epoch"
+
+
+def epoch_of_numbers(shards: int, shard: int = 0) -> EpochBatchIterator:
+    """An epoch of 120 batches of one number, divided among processes."""
+    return EpochBatchIterator(
+        list(range(120)), lambda batch: batch[0], [[n] for n in range(120)], num_shards=shards, shard_id=shard
+    )
+
+
+@pytest.mark.parametrize(("before", "now"), [(1, 8), (8, 1), (2, 3), (3, 3)])
+def test_an_epoch_goes_on_where_it_was_on_another_number_of_processes(before, now):
+    seen, states = [], []
+    for shard in range(before):
+        batches = epoch_of_numbers(before, shard)
+        iterator = batches.next_epoch_itr()
+        seen += [next(iterator) for _ in range(96 // before)]
+        states.append(batches.state_dict())
+    for shard in range(now):
+        batches = epoch_of_numbers(now, shard)
+        batches.load_state_dict(states[0])
+        seen += list(batches.next_epoch_itr())
+    assert sorted(seen) == list(range(120))
+
+
+def test_a_state_without_the_length_of_its_epoch_is_taken_as_it_is():
+    batches = epoch_of_numbers(2)
+    batches.load_state_dict({"version": 2, "epoch": 3, "iterations_in_epoch": 7, "shuffle": True})
+    assert batches.iterations_in_epoch == 7 and len(list(batches.next_epoch_itr())) == 53
 
 
 def test_restore_file_that_does_not_exist_is_refused_instead_of_training_anew(tmp_path):
