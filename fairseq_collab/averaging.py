@@ -52,8 +52,11 @@ def average_checkpoints(paths: Sequence[str | os.PathLike], output: str | os.Pat
         ``output``.
 
     Raises:
-        CollabError: a checkpoint is missing, damaged or of another model; or ``output`` cannot be written.
+        CollabError: no checkpoint is given, or one is missing, damaged or of another model; or ``output`` cannot be
+            written.
     """
+    if not paths:
+        raise CollabError("no checkpoints are given that could be averaged")
     sums: dict[str, torch.Tensor] = {}
     state: dict[str, Any] = {}
     for path in paths:

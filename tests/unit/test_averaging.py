@@ -83,6 +83,8 @@ def test_too_few_missing_or_damaged_checkpoints_are_refused(tmp_path):
     save(tmp_path / "checkpoint1.pt", [1.0])
     with pytest.raises(CollabError, match="has 1 checkpoint.* of epochs and 3 are to be averaged"):
         last_checkpoints(tmp_path, 3)
+    with pytest.raises(CollabError, match="no checkpoints are given"):
+        average_checkpoints([], tmp_path / "mean.pt")
     with pytest.raises(CollabError, match="--average 0"):
         last_checkpoints(tmp_path, 0)
     with pytest.raises(CollabError, match="there is no folder"):
