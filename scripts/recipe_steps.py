@@ -156,9 +156,10 @@ def train(run: Run, command: list[object], lock_fd: int) -> None:
     """
     log = run.out / ("train.log" if run.node == 0 else f"train.node{run.node}.log")
     # the last of several counts, as in fairseq; with a number of epochs nobody knows the updates
-    updates = None
-    if "--max-update" in command and "--max-epoch" not in command:
-        updates = int(str(command[len(command) - command[::-1].index("--max-update")]))
+    updates, words = None, [*map(str, command), ""]
+    if "--max-update" in words and "--max-epoch" not in words:
+        text = words[len(words) - words[::-1].index("--max-update")]
+        updates = int(text) if text.isdecimal() else None  # fairseq refuses what is none
     before = log.stat().st_size if log.exists() else 0
     try:
         run_training(command, run.name, updates, log, lock_fd)

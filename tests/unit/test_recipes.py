@@ -283,6 +283,18 @@ def test_failed_training_is_not_taken_for_a_finished_one(recipes, small_data, mo
     assert not (small_data / "out/trained.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("extra", "updates"),
+    [([], 100_000), (["--max-update", "7"], 7), (["--max-update", "many"], None), (["--max-update"], None)],
+)
+def test_progress_goes_to_the_last_number_of_updates(recipes, small_data, monkeypatch, extra, updates):
+    shown = []
+    monkeypatch.setattr(recipes.steps, "run_training", lambda command, name, total, *_: shown.append(total))
+    monkeypatch.setattr(recipes.steps, "score", lambda *_: None)
+    assert recipes.main(["wmt", *extra]) == 0
+    assert shown == [updates]
+
+
 def test_validation_interval_is_the_share_of_the_epoch_that_fairseq_makes(
     recipes, settings, toy_translation, monkeypatch
 ):
