@@ -38,12 +38,12 @@ class Validation(NamedTuple):
     seconds: float
 
 
-def _bleu(message: str) -> tuple[int, float] | None:
-    """Updates and BLEU, if the message holds the figures of a validation."""
+def _bleu(subset: str, message: str) -> tuple[int, float] | None:
+    """Updates and BLEU, if the message holds the figures of a validation on that subset."""
     try:
-        figures = {key.split("_", 1)[1]: value for key, value in json.loads(message).items() if "_" in key}
-        return int(float(figures["num_updates"])), float(figures["bleu"])
-    except (ValueError, KeyError, AttributeError):
+        figures = json.loads(message)
+        return int(float(figures[f"{subset}_num_updates"])), float(figures[f"{subset}_bleu"])
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -69,7 +69,7 @@ def read_validations(lines: Iterable[str]) -> list[Validation]:
             elapsed = 0.0 if updates == 0 else at_save.get(updates, elapsed)
             found = [validation for validation in found if validation.updates <= updates]
             since = None
-        elif (figures := _bleu(message)) and not name.startswith("train"):
+        elif (figures := _bleu(name, message)) and not name.startswith("train"):
             found.append(Validation(*figures, elapsed))
             since = now
     return found

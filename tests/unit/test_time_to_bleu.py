@@ -54,6 +54,11 @@ def test_resumed_run_goes_on_from_the_saved_checkpoint_and_drops_what_was_lost(s
     assert [(v.updates, v.seconds) for v in found] == [(100, 100), (200, 200)]
 
 
+def test_name_of_the_subset_may_have_an_underscore(script):
+    run = RUN.replace("| test |", "| new_test |").replace('"test_', '"new_test_')
+    assert script.read_validations(run.splitlines()) == script.read_validations(RUN.splitlines()) != []
+
+
 def test_run_that_began_anew_forgets_the_one_before(script):
     anew = line(900, "fairseq.trainer", "No existing checkpoint found x.pt") + start(910) + validation(960, 100, 3)
     assert [(v.updates, v.seconds) for v in script.read_validations((RUN + anew).splitlines())] == [(100, 50)]
