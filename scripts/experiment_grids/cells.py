@@ -44,7 +44,7 @@ class Setup:
 
 
 TINY = Setup(
-    *(32, 8, 1, 500, 30), lr=1e-3, tuning_lr=1e-3, calibrate=(32, 48, 64), refine_steps=5, distill_steps=5
+    *(64, 8, 1, 500, 30), lr=1e-3, tuning_lr=1e-3, calibrate=(32, 48, 64), refine_steps=5, distill_steps=5
 )  # to see that it runs
 
 

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "experiments.py"
-CELLS = "original,distilled R=8,distilled R=8 + 1 epoch"
+CELLS = "original,distilled R=16,distilled R=16 + 1 epoch"
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def steps(out: Path) -> dict[str, list[str]]:
 def test_a_killed_grid_goes_on_and_repeats_nothing(toy_translation, tmp_path):
     out = tmp_path / "out"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    trained, converted = "seed1-trained-concatenated-R32", "seed1-converted-picked-R8"
+    trained, converted = "seed1-trained-concatenated-R64", "seed1-converted-picked-R16"
 
     # in the middle of decoding the first model: SIGTERM ends the decoding, too
     started = subprocess.Popen(command(toy_translation, out), env=environment, stderr=subprocess.PIPE, text=True)
@@ -73,17 +73,17 @@ def test_a_killed_grid_goes_on_and_repeats_nothing(toy_translation, tmp_path):
     assert steps(out) == {
         trained: ["train", "decode"],
         converted: ["convert", "validate", "decode"],
-        "seed1-tuned-picked-R8": ["train", "decode"],
+        "seed1-tuned-picked-R16": ["train", "decode"],
     }
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     found = {line["cell"]: line for line in lines if line["kind"] == "run"}
     assert list(found) == CELLS.split(",") and len(lines) == 3 + 2
     original, distilled, tuned = found.values()
-    assert original["updates"] == 30 and original["key_query_parameters"] == 3 * 2 * (32 * 32 + 32)
-    assert distilled["key_query_parameters"] == 3 * (2 * 32 * 8 + 2 * 8 * 4) == tuned["key_query_parameters"]
+    assert original["updates"] == 30 and original["key_query_parameters"] == 3 * 2 * (64 * 64 + 64)
+    assert distilled["key_query_parameters"] == 3 * (2 * 64 * 16 + 2 * 8 * 8) == tuned["key_query_parameters"]
     assert [one["name"] for one in distilled["errors"]][0] == "encoder.layers.0.self_attn"
     assert all(0 < line["bits"] < 20 and line["bleu_signature"].startswith("nrefs:1|") for line in found.values())
-    assert "| distilled R=8 + 1 epoch | original |" in finished.stdout
+    assert "| distilled R=16 + 1 epoch | original |" in finished.stdout
 
     # nothing is left to do
     again = subprocess.run(command(toy_translation, out, "--dry-run"), env=environment, capture_output=True, text=True)
@@ -96,7 +96,7 @@ def test_a_killed_grid_goes_on_and_repeats_nothing(toy_translation, tmp_path):
 def test_runs_side_by_side_give_the_models_of_runs_in_turn(toy_translation, tmp_path):
     found = {}
     for jobs in (1, 2):
-        words = ["run", "nmt-key-dim", "--tiny", "--seeds", "1", "--cells", "dense R=8,windows R=8*", "--jobs", jobs]
+        words = ["run", "nmt-key-dim", "--tiny", "--seeds", "1", "--cells", "dense R=16,windows R=16*", "--jobs", jobs]
         words += ["--data", toy_translation, "--out", tmp_path / str(jobs), "--device", "cpu"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run([sys.executable, SCRIPT, *map(str, words)], check=True, env=environment, capture_output=True)

@@ -42,6 +42,12 @@ def test_cells_of_a_grid_are_different_runs_compared_with_earlier_cells(experime
     assert not {cell.run for cell in of_seed[1]} & {cell.run for cell in of_seed[2]}
 
 
+@pytest.mark.parametrize("tiny", [[], ["--tiny"]], ids=["full", "tiny"])
+def test_models_of_every_experiment_can_be_built(tmp_path, capsys, tiny):
+    arguments = ["run", *grids.EXPERIMENTS, "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert experiments.main([*arguments, *tiny, "--dry-run"]) == 0, capsys.readouterr().err
+
+
 def test_experiments_share_runs_of_the_same_configuration():
     main, mixing, where, convert = map(names, grids.EXPERIMENTS)
     assert mixing["dense R=32 noisy"] == main["dense R=32"] == where["dense R=32 all"]
