@@ -138,9 +138,9 @@ def merge_masks(
             mask = attn_mask.to(dtype)
         else:
             mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill(attn_mask.to(torch.bool), float("-inf"))
-        if mask.dim() == 3:
+        if mask.dim() == 3 and mask.size(0) > 1:
             mask = mask.view(-1, num_heads, mask.size(1), mask.size(2))
-        elif mask.dim() <= 2:
+        elif mask.dim() <= 3:
             mask = mask.view([1] * (4 - mask.dim()) + list(mask.size()))
     if key_padding_mask is not None:
         padding = key_padding_mask.to(torch.bool)[:, None, None, :]  # (B, S) -> (B, 1, 1, S)
@@ -198,7 +198,7 @@ def attention_scores(query: Tensor, key: Tensor) -> Tensor:
             note_kernel("product")
         batch, heads, length, dims = query.size()
         scores = torch.bmm(query.reshape(batch, heads * length, dims), key.squeeze(1).transpose(1, 2))
-        return scores.view(batch, heads, length, -1)
+        return scores.view(batch, heads, length, key.size(2))
     if not torch.jit.is_scripting():
         note_kernel("matmul")
     return torch.matmul(query, key.transpose(2, 3))

@@ -150,7 +150,7 @@ class CollaborativeMultiheadAttention(CollaborativeAttention):
             incremental_state = self._set_input_buffer(incremental_state, saved_state)
         assert k is not None and v is not None, "keys and values are neither given nor cached"
 
-        beam = batch // k.size(0)
+        beam = batch // k.size(0) if batch > 0 else 1
         if beam > 1:
             q = q.reshape(k.size(0), beam * q.size(1), q.size(2))  # (B, T, R) -> (N, beam*T, R)
             if attn_mask is not None:
@@ -167,7 +167,7 @@ class CollaborativeMultiheadAttention(CollaborativeAttention):
         out, weights = self._attend(
             q, k, v, key_padding_mask, attn_mask, need_weights or need_head_weights, few_queries
         )
-        out = out.reshape(batch, -1, self.embed_dim)  # (N, beam*T, D) -> (B, T, D)
+        out = out.reshape(batch, query.size(0), self.embed_dim)  # (N, beam*T, D) -> (B, T, D)
         # projected in the order in which it lies in memory, which copies nothing and keeps no copy for gradients
         if out.is_contiguous():
             out = self.out_proj(out).transpose(0, 1)

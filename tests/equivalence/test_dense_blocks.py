@@ -121,6 +121,16 @@ def test_nothing_or_one_of_something_is_attended(sizes):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("sizes", ((0, B), (T, 0)), ids=str)
+@pytest.mark.parametrize("need_weights", (False, True))
+def test_fairseqs_layer_takes_nothing(sizes, need_weights):
+    module = CollaborativeMultiheadAttention(D, H, R, self_attention=True, mix_layout="dense")
+    x = torch.zeros(*sizes, D, requires_grad=True)
+    out, _ = module(x, x, x, need_weights=need_weights)
+    out.sum().backward()
+    assert out.shape == x.shape == x.grad.shape
+
+
 MASKS = (
     (),
     (S,),

@@ -116,7 +116,7 @@ def test_run_resumed_in_a_later_epoch_has_the_batches_of_the_run_before():
 def epoch_of_numbers(shards: int, shard: int = 0) -> EpochBatchIterator:
     """An epoch of 120 batches of one number, divided among processes."""
     return EpochBatchIterator(
-        list(range(120)), lambda batch: batch[0], [[n] for n in range(120)], num_shards=shards, shard_id=shard
+        *(SortedByChance(), lambda batch: batch[0], [[n] for n in range(120)]), num_shards=shards, shard_id=shard
     )
 
 
