@@ -29,11 +29,6 @@ Unpack = Callable[[Path], Splits]
 def add_folder_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--destdir`` and ``--workers``."""
     parser.add_argument("--destdir", required=True, type=Path, help="output folder")
-    add_workers(parser)
-
-
-def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Add ``--workers``."""
     parser.add_argument("--workers", type=int, default=_cores(), metavar="N", help="processes (default: all cores)")
 
 

@@ -26,7 +26,7 @@ from data_prep.bitext import count_lines
 from data_prep.common import StagedFolder, sha256_of
 from data_prep.parallel import SPLITS, aligned, collapse
 from data_prep.piece_model import add_model_arguments, check_model_options, train_model
-from data_prep.stages import add_workers, check_workers
+from data_prep.stages import add_folder_arguments, check_workers
 from fairseq_collab.errors import CollabError
 
 HELP = "your own text in one language, for pretraining"
@@ -37,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this corpus."""
     for split in SPLITS:
         parser.add_argument(f"--{split}", required=split != "test", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--destdir", required=True, type=Path, help="output folder")
-    add_workers(parser)
+    add_folder_arguments(parser)
     add_model_arguments(parser.add_argument_group("pieces"), 32_000, 0.9999)
 
 
@@ -51,15 +50,16 @@ def prepare(args: argparse.Namespace) -> None:
     check_workers(args)
     check_model_options(args.vocab_size, args.character_coverage)
     files = {split: paths for split in SPLITS if (paths := getattr(args, split))}
-    for paths in files.values():
-        if not sum(map(count_lines, paths)):
+    totals = {split: sum(map(count_lines, paths)) for split, paths in files.items()}
+    for split, paths in files.items():
+        if not totals[split]:
             raise CollabError(f"{', '.join(map(str, paths))}: there is no line in it")
     options: dict[str, Any] = {"corpus": "text", "vocab_size": args.vocab_size}
     options["character_coverage"] = args.character_coverage
     options |= {split: [sha256_of(path) for path in paths] for split, paths in files.items()}
     folder = StagedFolder(args.destdir, options)
     with folder.open():
-        pieces = folder.stage("pieces", lambda path: _write_pieces(files, path, args))
+        pieces = folder.stage("pieces", lambda path: _write_pieces(files, totals, path, args))
         binary = folder.stage("bin", lambda path: _write_binary(folder.path / "pieces", path, files, args.workers))
         rows = [["split", "lines", "pieces", "unknown"]]
         for split, counts in pieces["splits"].items():
@@ -82,8 +82,9 @@ def read_lines(paths: Iterable[Path]) -> Iterator[str | None]:
                     yield None
 
 
-def _write_pieces(files: dict[str, list[Path]], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    totals = {split: sum(map(count_lines, paths)) for split, paths in files.items()}
+def _write_pieces(
+    files: dict[str, list[Path]], totals: dict[str, int], folder: Path, args: argparse.Namespace
+) -> dict[str, Any]:
     step = -(-totals["train"] // _MOST_LINES)
     print(f"training spm.model of {args.vocab_size:,} pieces on {totals['train'] // step:,} lines", flush=True)
     model = train_model(

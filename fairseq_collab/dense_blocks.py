@@ -110,10 +110,10 @@ class _Layer:
             torch.baddbmm(scores, queries.view(b, h * t, dims), keys, out=scores)
         return torch.softmax(weights, dim=-1, out=weights)
 
-    def values(self, x: Tensor, block: Block) -> Tensor:
-        """(b*h, ., V) of an array (B, H, ., V): a view, because several sentences come with all of their heads."""
-        part = x[block.sentences, block.heads]
-        return part[0] if part.size(0) == 1 else part.flatten(0, 1)
+
+def _flat(part: Tensor) -> Tensor:
+    """(b, h, ., V) -> (b*h, ., V): a view, because several sentences come with all of their heads."""
+    return part[0] if part.size(0) == 1 else part.flatten(0, 1)
 
 
 def _cut(mask: Tensor, block: Block) -> Tensor:
@@ -148,9 +148,8 @@ class _AttendInBlocks(torch.autograd.Function):
             weights = layer.weights(block, layer.queries(block))
             if dropout_p > 0:
                 weights.mul_(block.dropped(weights, dropout_p))
-            of_block = out[block.sentences, block.heads, block.queries]
-            into = of_block[0] if of_block.size(0) == 1 else of_block.flatten(0, 1)
-            torch.bmm(weights.flatten(0, 1), layer.values(layer.v, block), out=into)
+            into = _flat(out[block.sentences, block.heads, block.queries])
+            torch.bmm(weights.flatten(0, 1), _flat(layer.v[block.sentences, block.heads]), out=into)
         return out
 
     @staticmethod
@@ -165,16 +164,16 @@ class _AttendInBlocks(torch.autograd.Function):
         for block in layer.blocks():
             queries = layer.queries(block)
             weights = layer.weights(block, queries)
-            grad_block = grad[block.sentences, block.heads, block.queries]
-            grad_block = grad_block[0] if grad_block.size(0) == 1 else grad_block.flatten(0, 1)  # (b*h, t, V)
+            grad_block = _flat(grad[block.sentences, block.heads, block.queries])  # (b*h, t, V)
+            values = _flat(layer.v[block.sentences, block.heads])  # (b*h, S, V)
             grad_weights = layer.memory.array("grad_weights", *weights.size())
-            torch.bmm(grad_block, layer.values(layer.v, block).transpose(1, 2), out=grad_weights.flatten(0, 1))
+            torch.bmm(grad_block, values.transpose(1, 2), out=grad_weights.flatten(0, 1))
             kept = weights
             if layer.dropout_p > 0:
                 factors = block.dropped(weights, layer.dropout_p)
                 grad_weights.mul_(factors)
                 kept = factors.mul_(weights)
-            layer.values(grad_v, block).baddbmm_(kept.flatten(0, 1).transpose(1, 2), grad_block)
+            _flat(grad_v[block.sentences, block.heads]).baddbmm_(kept.flatten(0, 1).transpose(1, 2), grad_block)
             torch.ops.aten._softmax_backward_data.out(grad_weights, weights, -1, q.dtype, grad_input=weights)
             b, h, t, dims = queries.size()
             grad_scores, flat_queries = weights.view(b, h * t, weights.size(3)), queries.view(b, h * t, dims)

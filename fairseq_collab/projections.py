@@ -59,7 +59,7 @@ def _sums(x: Tensor, *projections: nn.Module) -> bool:
     """Whether there are gradients to sum, and calling the projections would do nothing but multiply."""
     if not (torch.is_grad_enabled() and x.requires_grad) or _has_any_global_hook() or not is_plain(x):
         return False
-    if torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled():
+    if torch._C._is_any_autocast_enabled():
         return False
     return all(_only_multiplies(one) and one.weight.dtype == x.dtype for one in projections)
 

@@ -19,7 +19,6 @@ import argparse
 import math
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +26,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from quickstart_steps import ROOT, lock
@@ -41,7 +39,7 @@ from experiment_grids.grids import EXPERIMENTS, Grid, all_runs, expand, select  
 from experiment_grids.page import NAMES, draw, tables_of, write_page  # noqa: E402
 from experiment_grids.store import Store, load_all  # noqa: E402
 
-from fairseq_collab.cli.ending import run_command  # noqa: E402
+from fairseq_collab.cli.ending import interrupt_when_terminated, run_command  # noqa: E402
 from fairseq_collab.config import AttentionConfig, AttentionShape, check_attention  # noqa: E402
 from fairseq_collab.errors import CollabError, one_a_line  # noqa: E402
 from fairseq_collab.files import differences, read_json, write_json  # noqa: E402
@@ -296,10 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "run":
         args.out, args.glue_flags = args.out.resolve(), words[end + 1 :]
 
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
+    interrupt_when_terminated()
     work = run if args.command == "run" else show
     return run_command("experiments.py", lambda: work(args), "the same command continues where it was")
 

@@ -17,12 +17,10 @@ import argparse
 import logging
 import os
 import shlex
-import signal
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import glue_steps as steps
@@ -34,7 +32,7 @@ from quickstart_steps import lock
 sys.path.insert(0, str(ROOT))
 
 from data_prep.glue_files import TASKS  # noqa: E402
-from fairseq_collab.cli.ending import run_command  # noqa: E402
+from fairseq_collab.cli.ending import interrupt_when_terminated, run_command  # noqa: E402
 from fairseq_collab.errors import CollabError  # noqa: E402
 from fairseq_collab.files import write_json, write_text  # noqa: E402
 
@@ -265,10 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(args, name, getattr(args, name).resolve())
     os.environ.setdefault("OMP_NUM_THREADS", str(min(4, len(os.sched_getaffinity(0)))))
 
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
+    interrupt_when_terminated()
     for name in ("fairseq", "matplotlib"):
         logging.getLogger(name).setLevel(os.environ.get("LOGLEVEL", "WARNING").upper())
     warnings.filterwarnings("ignore", message=".*pin_memory.*")

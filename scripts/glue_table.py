@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from glue_scores import METRICS
+from markdown_table import markdown_table
 
 STAGES = {
     "original": "original",
@@ -57,20 +58,16 @@ def make_rows(results: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[R
 def markdown(rows: Sequence[Row], tasks: Sequence[str]) -> str:
     """The rows as a table, with a line on what its figures are."""
     head = ["key dim", "", *tasks, "average"]
-    lines = [_line(head), _line(["---"] * len(head))]
+    lines = []
     for row in rows:
         cells = ["/".join(f"{figure:.1f}" for figure in row["tasks"].get(task, [])) for task in tasks]
         average = "" if row["average"] is None else f"{row['average']:.2f}"
         dim = "" if row["key_dim"] is None else str(row["key_dim"])
-        lines.append(_line([dim, STAGES[row["stage"]], *cells, average]))
+        lines.append([dim, STAGES[row["stage"]], *cells, average])
     seeds = sorted({seed for row in rows for by_seed in row["seeds"].values() for seed in by_seed}, key=int)
     shown = [f"{task} {_metrics(task)}" for task in tasks]
     note = f"Dev sets, in percent: {', '.join(shown)}. Seeds: {', '.join(seeds)}{' (means)' if len(seeds) > 1 else ''}."
-    return "\n".join(lines) + f"\n\n{note}\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"{markdown_table(head, lines)}\n{note}\n"
 
 
 def _metrics(task: str) -> str:

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from quickstart_report import count_model, markdown, plot
@@ -36,7 +34,7 @@ from quickstart_steps import (
     train,
 )
 
-from fairseq_collab.cli.ending import run_command
+from fairseq_collab.cli.ending import interrupt_when_terminated, run_command
 from fairseq_collab.files import read_json, write_json, write_text
 
 CONVERTED, OPTIONAL_MODEL = "converted", "collaborative-window"
@@ -199,10 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(min(4, len(os.sched_getaffinity(0)))))
     args.out = args.out.resolve()
 
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
+    interrupt_when_terminated()
     return run_command("quickstart.py", lambda: quickstart(args), "the same command continues where it was")
 
 

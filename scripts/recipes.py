@@ -14,19 +14,17 @@ import argparse
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 import recipe_steps as steps
 from quickstart_steps import lock, say
 from recipe_settings import RECIPES, ROOT, Recipe, tiny
 from recipe_steps import Run
 
-from fairseq_collab.cli.ending import run_command
+from fairseq_collab.cli.ending import interrupt_when_terminated, run_command
 from fairseq_collab.config import LAYOUTS
 from fairseq_collab.errors import CollabError
 from fairseq_collab.files import differences, read_json, write_json
@@ -199,9 +197,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when all is done, 1 after a sentence, 130 when interrupted."""
     args, extra = build_parser().parse_known_args(argv)
 
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     def work() -> None:
         run = plan(args, extra)
         if os.environ.get("DRY_RUN", "0") not in ("", "0"):
@@ -214,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         execute(run)
 
-    signal.signal(signal.SIGTERM, stop)
+    interrupt_when_terminated()
     return run_command(f"recipes.py {args.recipe}", work, "the same command continues where it was")
 
 

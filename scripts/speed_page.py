@@ -23,6 +23,7 @@ from benchmarks.advice import advice  # noqa: E402
 from benchmarks.attention import BOTH, FORWARD  # noqa: E402
 from benchmarks.common import BUSY, Row  # noqa: E402
 from benchmarks.layers import CONCATENATED  # noqa: E402
+from markdown_table import markdown_table  # noqa: E402
 
 from fairseq_collab.cli.ending import run_command  # noqa: E402
 from fairseq_collab.errors import CollabError  # noqa: E402
@@ -162,12 +163,6 @@ def warnings(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
-
-
 def table(rows: Sequence[Row], again: Sequence[Row]) -> str:
     """The rows of a suite with their targets and absolute figures, and the ratios of ``again`` beside them."""
     second = {key_of(row): row for row in again}
@@ -199,7 +194,7 @@ def table(rows: Sequence[Row], again: Sequence[Row]) -> str:
         "theirs",
         *(["of the limit"] if rated else []),
     ]
-    return markdown([*head, "backend"], lines)
+    return markdown_table([*head, "backend"], lines)
 
 
 def ratio_of(row: Row) -> str:
@@ -233,7 +228,7 @@ def crossing_tables(rows: Sequence[Row]) -> list[str]:
                     curves = [scaling.curve(chosen, axis, what, layout, **{fixed: value}) for layout in layouts]
                     lines.append([str(value), *(scaling.said(one, letter) if one else "" for one in curves)])
                 parts.append(f"Against {CONCATENATED} heads along {letter}, {what}, {dtype}:\n")
-                parts.append(markdown([fixed_letter, *layouts], lines))
+                parts.append(markdown_table([fixed_letter, *layouts], lines))
         best = max(chosen, key=lambda row: row["rate"] / row["limit_rate"])
         parts.append(
             f"The machine's own matrix product runs at {best['limit_rate'] / 1e9:,.4g} billion operations a second in "

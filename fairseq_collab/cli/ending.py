@@ -1,7 +1,9 @@
 """How every command line of this project ends: its exit status, and one sentence where something was wrong."""
 
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 
 from fairseq_collab.errors import CollabError
 
@@ -21,3 +23,12 @@ def run_command(prog: str, work: Callable[[], None], when_interrupted: str) -> i
         print(f"{prog}: interrupted; {when_interrupted}", file=sys.stderr)
         return 130
     return 0
+
+
+def interrupt_when_terminated() -> None:
+    """From now on SIGTERM is what Ctrl-C is, so that what was begun is ended in order."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from markdown_table import markdown_table
+
 from experiment_grids.grids import EXPERIMENTS, TITLES
 from experiment_grids.store import Line, latest
 
@@ -67,7 +69,7 @@ def results_table(lines: Sequence[Line], experiment: str) -> str:
             if 0 < len(values) < len(runs):
                 row[-1] += f" (of {len(values)}, the others not finite)"
         rows.append([*row, f"{runs[0]['parameters']:,}", f"{runs[0]['key_query_parameters']:,}"])
-    return markdown(head, rows) + "\n" + _note(firsts[0], seeds, same, lines, experiment)
+    return markdown_table(head, rows) + "\n" + _note(firsts[0], seeds, same, lines, experiment)
 
 
 def _note(first: Line, seeds: Sequence[int], same: Sequence[str], lines: Sequence[Line], experiment: str) -> str:
@@ -121,7 +123,7 @@ def comparison_table(lines: Sequence[Line], experiment: str) -> str:
         "of all seeds as one test set, in which every sentence counts once a seed. The last column has the tests of "
         f"single seeds, which are more careful.\n{signature}\n"
     )
-    return markdown(head, rows) + "\n" + note
+    return markdown_table(head, rows) + "\n" + note
 
 
 def differences(cells: dict[str, list[Line]], name: str, against: str, key: str) -> dict[int, float]:
@@ -142,9 +144,3 @@ def _share(cells: dict[str, list[Line]], name: str, against: str, unit: str) -> 
     if lost.keys() != whole.keys() or not whole or min(map(abs, whole.values())) == 0:
         return ""
     return f"{statistics.fmean(lost[seed] / whole[seed] for seed in lost):.2f}"
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; columns after the first hold figures, or short words."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -287,7 +287,9 @@ def test_the_page_warns_of_figures_that_are_not_to_be_cited(measured, tmp_path):
     assert "measured with `--quick`" in text and "other programs were running" in text
 
 
-@pytest.mark.parametrize("content, message", ((None, "holds none of attention, variants, scaling"), ("{}", "is not what")))
+@pytest.mark.parametrize(
+    "content, message", ((None, "holds none of attention, variants, scaling"), ("{}", "is not what"))
+)
 def test_a_page_of_nothing_is_one_sentence(tmp_path, capsys, content, message):
     if content is not None:
         (tmp_path / "train.json").write_text(content)
