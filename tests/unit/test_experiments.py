@@ -1,6 +1,6 @@
 """The grids of scripts/experiments.py: what runs there are, what is done again, and what tables say of made results.
 
-Nothing is trained here; tests/integration/test_experiments.py does.
+Nothing is trained here; tests/integration/test_experiment_runs.py does.
 """
 
 from __future__ import annotations
