@@ -58,7 +58,7 @@ def measure_way(way: str, shape: Shape, device: str, dtype: torch.dtype, rounds:
     for what in (FORWARD, BOTH) if trains else (FORWARD,):
         make_work = layers.forward_work if what == FORWARD else layers.training_work
         chosen = make_work(layer, x, padding)
-        case = f"{name_of(shape, dtype)} {what}: {layout}, {way}"
+        case = f"{name_of(shape, dtype)} {what}: {layout}, {way.removeprefix(f'{layout}, ')}"
         facts = {**vars(shape), "dtype": devices.SHORT[dtype], "measure": what, "layout": layout, "way": way}
         try:
             other, patch = make(layer)
