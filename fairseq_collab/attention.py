@@ -298,7 +298,8 @@ class CollaborativeAttention(nn.Module):
         in_blocks = False
         if not torch.jit.is_scripting():
             whole = self.mix_layout == "dense" and self.num_heads > 1 and not few_queries and not need_weights
-            in_blocks = whole and functional.takes_blocks(q, v, mask)
+            fused = functional.takes_fused(q.size(1), k.size(1), self.key_dim, v)
+            in_blocks = whole and not fused and functional.takes_blocks(q, v, mask)
         if in_blocks and mixing is not None and query_bias is not None:
             mixing, query_bias = mixing * self.scale, query_bias * self.scale
             out = functional.attend_in_blocks(q, k, v, mixing, query_bias, mask, hidden_rows, dropout)

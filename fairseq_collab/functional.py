@@ -162,6 +162,17 @@ def _eager_on_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and projections.is_plain(x)
 
 
+def takes_fused(queries: int, keys: int, dims: int, v: Tensor, fewest_keys: int = 256) -> bool:
+    """Whether torch's fused attention is to read one shared key for every head, given T, S, R and (B, H, S, V).
+
+    It wants keys as wide as values: padding narrower ones pays from ``fewest_keys`` on, as does on CPUs the whole in
+    half precision, and values are never padded for wider ones. Single queries of each head make a better product.
+    """
+    half_on_cpu = v.device.type == "cpu" and v.dtype != torch.float32 and v.dtype != torch.float64
+    long = keys >= fewest_keys
+    return queries > 1 and dims <= v.size(3) and (long or (dims == v.size(3) and not half_on_cpu))
+
+
 @torch.jit.unused
 def takes_blocks(q: Tensor, v: Tensor, mask: Optional[Tensor]) -> bool:
     """Whether :func:`attend_in_blocks` may compute dense mixing: on CPUs, in full precision, for fixed masks."""
@@ -244,9 +255,10 @@ def attend(
 ) -> Tensor:
     """As :func:`attend_with_weights` without the weights: (B, H, T, V).
 
-    Keys per head go to torch's fused attention, one shared key to one large product.
+    Keys per head go to torch's fused attention, one shared key there as well or to one large product.
     """
-    if key.size(1) == 1 and query.size(1) > 1:
+    shared = key.size(1) == 1 and query.size(1) > 1
+    if shared and not takes_fused(query.size(2), key.size(2), query.size(3), value):
         out, _ = attend_with_weights(query, key, value, mask, hidden_rows, dropout_p)
         return out
     if not torch.jit.is_scripting():
@@ -256,6 +268,8 @@ def attend(
         # the fused kernels want keys as wide as values, and fall back to a much slower path otherwise
         query = F.pad(query, (0, value_dims - dims))
         key = F.pad(key, (0, value_dims - dims))
+    if shared:
+        key = key.expand(-1, query.size(1), -1, -1)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p, scale=1.0)
     if hidden_rows is not None:
         out = out.masked_fill(hidden_rows, 0.0)

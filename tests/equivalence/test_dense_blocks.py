@@ -1,12 +1,9 @@
 """Dense mixing in blocks: output and gradients by the rule, however the blocks are cut, and when it is not chosen."""
 
-import copy
-
 import pytest
 import torch
-from oracle import oracle
-from rule import assert_as_exact_as
-from torch import Tensor, nn
+from gradients import MASKS_WITH_GRADIENTS, check_gradients, with_gradients
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from fairseq_collab import dense_blocks, functional
@@ -28,51 +25,11 @@ def cut(request, monkeypatch):
         monkeypatch.setattr(dense_blocks, name, number)
 
 
-def masks(kind: str) -> dict[str, Tensor]:
-    padding = torch.arange(S) >= torch.tensor([S, 7, 3]).unsqueeze(1)
-    generator = torch.Generator().manual_seed(5)
-    attn = torch.randn(B, H, T, S, generator=generator)
-    attn[0, 3, 2] = float("-inf")  # one head of one sentence has a query that sees nothing
-    return {
-        "none": {},
-        "padding": {"key_padding_mask": padding},
-        "padding and a mask a head": {"key_padding_mask": padding, "attn_mask": attn},
-        "one mask": {"attn_mask": torch.ones(T, S, dtype=torch.bool).triu(2)},
-    }[kind]
-
-
-def with_gradients(module: CollaborativeAttention, x: Tensor, y: Tensor, run, **given: Tensor) -> list[Tensor]:
-    x, y = (one.clone().requires_grad_() for one in (x, y))
-    out = run(x, y, **given)
-    weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad((out * weights).sum(), [x, y, *module.parameters()])]
-
-
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=("fp32", "fp64"))
 @pytest.mark.parametrize("time_first", (False, True), ids=("batch first", "time first"))
-@pytest.mark.parametrize("kind", ("none", "padding", "padding and a mask a head", "one mask"))
+@pytest.mark.parametrize("kind", MASKS_WITH_GRADIENTS)
 def test_output_and_gradients_are_the_oracles(kind, time_first, dtype):
-    torch.manual_seed(3)
-    module = CollaborativeAttention(D, H, R, mix_layout="dense")
-    nn.init.normal_(module.query_bias)
-    x, y = torch.randn(B, T, D), torch.randn(B, S, D)
-    given = masks(kind)
-
-    def fast(x: Tensor, y: Tensor, **given: Tensor) -> Tensor:
-        if time_first:
-            x, y = (one.transpose(0, 1).contiguous().transpose(0, 1) for one in (x, y))
-        out = tested(x, y, **given)[0]
-        assert functional.backend_used() == "dense-blocks"
-        return out
-
-    exact_module, tested = (copy.deepcopy(module).to(one) for one in (torch.float64, dtype))
-    fp32 = with_gradients(module, x, y, lambda x, y, **given: oracle(module, x, y, y, **given)[0], **given)
-    exact = with_gradients(
-        exact_module, x.double(), y.double(), lambda x, y, **given: oracle(exact_module, x, y, y, **given)[0], **given
-    )
-    found = with_gradients(tested, x.to(dtype), y.to(dtype), fast, **given)
-    for one, plain, truth in zip(found, fp32, exact, strict=True):
-        assert_as_exact_as(one, plain, truth)
+    check_gradients(R, (B, T, S), kind, time_first, dtype, "dense-blocks")
 
 
 def test_dropout_drops_the_same_weights_on_the_way_back():

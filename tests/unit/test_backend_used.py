@@ -45,6 +45,26 @@ def test_the_backend_follows_layout_weights_and_decoding(layout, whole, with_wei
     assert functional.backend_used() == one_query
 
 
+@pytest.mark.parametrize(
+    "key_dim, keys, dtype, backend",
+    (
+        (8, 5, torch.float32, "dense-sdpa"),  # as wide as values
+        (9, 300, torch.float32, "dense-blocks"),
+        (7, 5, torch.float32, "dense-blocks"),  # narrower: padded, which pays for many keys
+        (7, 300, torch.float32, "dense-sdpa"),
+        (8, 5, torch.bfloat16, "dense-product"),
+        (8, 300, torch.bfloat16, "dense-sdpa"),
+    ),
+)
+def test_a_shared_key_no_wider_than_values_is_read_by_the_fused_attention(key_dim, keys, dtype, backend):
+    module = CollaborativeAttention(64, 8, key_dim, mix_layout="dense").to(dtype)
+    x, y = torch.randn(2, 3, 64, dtype=dtype), torch.randn(2, keys, 64, dtype=dtype)
+    module(x, y)
+    assert functional.backend_used() == backend
+    module(x[:, :1], y)
+    assert functional.backend_used() == ("dense-blocks" if dtype == torch.float32 else "dense-product")
+
+
 def test_every_thread_has_its_own_backend():
     CollaborativeAttention(64, 8, 16, mix_layout="window")(torch.randn(1, 3, 64))
     other = CollaborativeAttention(64, 8, 16, mix_layout="picked")
