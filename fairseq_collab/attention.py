@@ -295,10 +295,10 @@ class CollaborativeAttention(nn.Module):
         mask, hidden_rows = functional.merge_masks(attn_mask, key_padding_mask, self.num_heads, q.dtype)
         weights: Optional[Tensor] = None
         mixing, query_bias, dropout = self.mixing, self.query_bias, self._active_dropout()
-        in_blocks = False
+        in_blocks, fused = False, False
         if not torch.jit.is_scripting():
             whole = self.mix_layout == "dense" and self.num_heads > 1 and not few_queries and not need_weights
-            fused = functional.takes_fused(q.size(1), k.size(1), self.key_dim, v)
+            fused = whole and functional.takes_fused(q, k, v, dropout)
             in_blocks = whole and not fused and functional.takes_blocks(q, v, mask)
         if in_blocks and mixing is not None and query_bias is not None:
             mixing, query_bias = mixing * self.scale, query_bias * self.scale
@@ -308,7 +308,7 @@ class CollaborativeAttention(nn.Module):
             if need_weights:
                 out, weights = functional.attend_with_weights(query, key, v, mask, hidden_rows, dropout)
             else:
-                out = functional.attend(query, key, v, mask, hidden_rows, dropout)
+                out = functional.attend(query, key, v, mask, hidden_rows, dropout, fused)
         out = out.transpose(1, 2).reshape(q.size(0), q.size(1), self.embed_dim)  # (B, H, T, V) -> (B, T, D)
         return out, weights
 

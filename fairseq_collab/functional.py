@@ -162,15 +162,38 @@ def _eager_on_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and projections.is_plain(x)
 
 
-def takes_fused(queries: int, keys: int, dims: int, v: Tensor, fewest_keys: int = 256) -> bool:
-    """Whether torch's fused attention is to read one shared key for every head, given T, S, R and (B, H, S, V).
+@torch.jit.unused
+def takes_fused(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, fewest_keys: int = 256) -> bool:
+    """Whether torch's fused attention is to read one shared key for every head: (B, T, R), (B, S, R), (B, H, S, V).
 
     It wants keys as wide as values: padding narrower ones pays from ``fewest_keys`` on, as does on CPUs the whole in
-    half precision, and values are never padded for wider ones. Single queries of each head make a better product.
+    half precision, and values are never padded for wider ones. One query of each head makes a better product. On CPUs
+    it has no dropout, and nowhere derivatives of derivatives, so whatever is recorded or transformed goes another way.
     """
-    half_on_cpu = v.device.type == "cpu" and v.dtype != torch.float32 and v.dtype != torch.float64
-    long = keys >= fewest_keys
-    return queries > 1 and dims <= v.size(3) and (long or (dims == v.size(3) and not half_on_cpu))
+    dims, value_dims, on_cpu = q.size(2), v.size(3), v.device.type == "cpu"
+    if (
+        q.size(1) == 1
+        or dims > value_dims
+        or q.dtype != v.dtype
+        or not (projections.is_plain(q) and projections.is_plain(v))
+    ):
+        return False
+    if on_cpu and dropout_p > 0.0:
+        return False
+    half_on_cpu = on_cpu and v.dtype not in (torch.float32, torch.float64)
+    return k.size(1) >= fewest_keys or (dims == value_dims and not half_on_cpu)
+
+
+@torch.jit.unused
+def far_below(mask: Tensor, query: Tensor) -> bool:
+    """Whether a mask lowers all scores of some row so far that torch's fused attention on CPUs loses its gradients.
+
+    On the way back it computes weights as ``exp(score - log sum)``, and both terms round to the same number where
+    they are as large as the finite numbers that stand for minus infinity in some libraries.
+    """
+    if not (torch.is_grad_enabled() and _eager_on_cpu(query)) or mask.numel() == 0:
+        return False
+    return bool((mask.detach().amax(-1) < -100.0).any())
 
 
 @torch.jit.unused
@@ -252,13 +275,17 @@ def attend(
     mask: Optional[Tensor],
     hidden_rows: Optional[Tensor],
     dropout_p: float,
+    fused: bool = False,
 ) -> Tensor:
     """As :func:`attend_with_weights` without the weights: (B, H, T, V).
 
-    Keys per head go to torch's fused attention, one shared key there as well or to one large product.
+    Keys per head go to torch's fused attention; one shared key to one large product, or there as well if ``fused``.
     """
     shared = key.size(1) == 1 and query.size(1) > 1
-    if shared and not takes_fused(query.size(2), key.size(2), query.size(3), value):
+    spelled_out = shared and not fused
+    if not torch.jit.is_scripting():
+        spelled_out = spelled_out or (mask is not None and far_below(mask, query))
+    if spelled_out:
         out, _ = attend_with_weights(query, key, value, mask, hidden_rows, dropout_p)
         return out
     if not torch.jit.is_scripting():

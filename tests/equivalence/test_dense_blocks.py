@@ -4,7 +4,6 @@ import pytest
 import torch
 from gradients import MASKS_WITH_GRADIENTS, check_gradients, with_gradients
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fairseq_collab import dense_blocks, functional
 from fairseq_collab.attention import CollaborativeAttention
@@ -114,23 +113,3 @@ def test_masks_of_every_size_that_broadcasts(size):
             out, _ = module(x, y, attn_mask=given, key_padding_mask=padding)
             spelled, _ = module(x, y, attn_mask=given, key_padding_mask=padding, need_weights=True)
             torch.testing.assert_close(out, spelled)
-
-
-@pytest.mark.parametrize("why", ("half precision", "a trained mask", "per-sample gradients", "forward mode"))
-def test_other_ways_remain_where_blocks_cannot_go(why):
-    torch.manual_seed(9)
-    module, x = CollaborativeAttention(D, H, R, mix_layout="dense"), torch.randn(B, T, D)
-    if why == "half precision":
-        module.bfloat16()(x.bfloat16())
-    elif why == "a trained mask":
-        mask = torch.zeros(T, T, requires_grad=True)
-        module(x, attn_mask=mask)[0].sum().backward()
-        assert mask.grad.abs().sum() > 0
-    elif why == "forward mode":
-        with forward_ad.dual_level():
-            out, _ = module(forward_ad.make_dual(x, torch.randn_like(x)))
-            assert forward_ad.unpack_dual(out).tangent.abs().sum() > 0
-    else:
-        grads = torch.func.vmap(torch.func.grad(lambda one: module(one.unsqueeze(0))[0].sum()))(x)
-        assert grads.shape == x.shape
-    assert functional.backend_used() == "dense-product"
