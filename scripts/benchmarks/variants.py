@@ -3,7 +3,8 @@
 Dense mixing as one product for all heads of a sentence; picked dims gathered; all heads projected at once by weights
 that were multiplied with mixing and scale beforehand (forward only: in training those weights change every step);
 torch.compile; FlexAttention, which CPUs compile for the way forward only. Shapes, masks and modes are those of the
-suite `attention`. Every way has to give the output of the chosen one before it is timed. Compiling is not timed.
+suite `attention`. Every way has to give the output of the chosen one before it is timed. Compiling is not timed. In
+the table, "ours" is the other way, "theirs" and the backend are the chosen one.
 """
 
 from __future__ import annotations
