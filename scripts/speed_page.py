@@ -80,11 +80,11 @@ def page(machines: dict[Path, Suites], again: Suites, out: Path) -> str:
         "Every figure is a ratio of two things measured in turns in one run (A B A B ...), the median of the ratios of "
         "all rounds; below 1, ours needs less. Absolute times are medians of the same rounds. This page is written by "
         "`scripts/speed_page.py` from the files of `scripts/benchmark.py`. On a machine with a GPU, "
-        "`scripts/gpu_check.sh` runs the tests that need one and the suites attention, train, generate and scaling, and "
-        "writes such a page.\n",
-        "B is the batch, T the length, D the width, H the heads, R the key dim. *Fork-style* is a layer that works as the "
-        "paper's published code does: it mixes the keys of every head, and caches them all. *Of the limit* is the share "
-        "of the rate of a large matrix product that ours and theirs reach. The backends are those of "
+        "`scripts/gpu_check.sh` runs the tests that need one and the suites attention, train, generate and scaling, "
+        "and writes such a page.\n",
+        "B is the batch, T the length, D the width, H the heads, R the key dim. *Fork-style* is a layer that works as "
+        "the paper's published code does: it mixes the keys of every head, and caches them all. *Of the limit* is the "
+        "share of the rate of a large matrix product that ours and theirs reach. The backends are those of "
         "`fairseq_collab.functional.backend_used`.\n",
     ]
     for number, (folder, suites) in enumerate(machines.items()):
@@ -124,8 +124,8 @@ def targets_met(rows: Sequence[Row], again: Sequence[Row]) -> str:
         return f"{len(first)} of {judged} targets that the project set itself were met; the tables name each of them."
     second = {key_of(row) for row in again if row["met"]}
     return (
-        f"Of {judged} targets that the project set itself, {len(first)} were met when it was measured first, {len(second)} when it was measured "
-        f"again, {len(first & second)} both times; the tables name each of them."
+        f"Of {judged} targets that the project set itself, {len(first)} were met when it was measured first, "
+        f"{len(second)} when it was measured again, {len(first & second)} both times; the tables name each of them."
     )
 
 
