@@ -40,9 +40,28 @@ def with_gradients(module: CollaborativeAttention, x: Tensor, y: Tensor, run, **
 def check_gradients(
     key_dim: int, sizes: tuple[int, int, int], kind: str, time_first: bool, dtype: torch.dtype, backend: str
 ) -> None:
-    """Asserts that a dense layer of D = 48 and 4 heads, (B, T, S) being ``sizes``, runs ``backend`` and is exact."""
+    """Asserts that a dense layer of D = 48 and 4 heads, (B, T, S) being ``sizes``, runs ``backend`` and is exact.
+
+    Four draws are judged together: the 48 roundings of the gradient of one bias are themselves a matter of luck.
+    """
+    draws = [one_draw(seed, key_dim, sizes, kind, time_first, dtype, backend) for seed in range(3, 7)]
+    together = [[torch.stack(same) for same in zip(*way, strict=True)] for way in zip(*draws, strict=True)]
+    for found, plain, exact in zip(*together, strict=True):
+        assert_as_exact_as(found, plain, exact)
+
+
+def one_draw(
+    seed: int,
+    key_dim: int,
+    sizes: tuple[int, int, int],
+    kind: str,
+    time_first: bool,
+    dtype: torch.dtype,
+    backend: str,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """What :func:`with_gradients` returns of a random layer: fast, by the oracle, and by the oracle in float64."""
     batch, queries, keys = sizes
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     module = CollaborativeAttention(D, H, key_dim, mix_layout="dense")
     nn.init.normal_(module.query_bias)
     x, y = torch.randn(batch, queries, D), torch.randn(batch, keys, D)
@@ -55,19 +74,12 @@ def check_gradients(
         assert functional.backend_used() == backend
         return out
 
-    exact_module, tested = (copy.deepcopy(module).to(one) for one in (torch.float64, dtype))
-    plain_module = module.to(torch.float32 if dtype == torch.float64 else dtype)
-    plain_dtype = plain_module.q_proj.weight.dtype
-    plain = with_gradients(
-        plain_module,
-        x.to(plain_dtype),
-        y.to(plain_dtype),
-        lambda x, y, **given: oracle(plain_module, x, y, y, **given)[0],
-        **given,
-    )
-    exact = with_gradients(
-        exact_module, x.double(), y.double(), lambda x, y, **given: oracle(exact_module, x, y, y, **given)[0], **given
-    )
+    def by_oracle(dtype: torch.dtype) -> list[Tensor]:
+        plain = copy.deepcopy(module).to(dtype)
+        return with_gradients(
+            plain, x.to(dtype), y.to(dtype), lambda x, y, **m: oracle(plain, x, y, y, **m)[0], **given
+        )
+
+    tested = copy.deepcopy(module).to(dtype)
     found = with_gradients(tested, x.to(dtype), y.to(dtype), fast, **given)
-    for one, other, truth in zip(found, plain, exact, strict=True):
-        assert_as_exact_as(one, other, truth)
+    return found, by_oracle(torch.float32 if dtype == torch.float64 else dtype), by_oracle(torch.float64)

@@ -38,7 +38,7 @@ def test_keys_are_not_copied_for_every_head(monkeypatch):
         assert seen.pop().stride(1) == 0
 
 
-def test_weights_beams_and_steps_agree_with_the_whole():
+def test_weights_and_steps_agree_with_the_whole():
     torch.manual_seed(1)
     module = CollaborativeMultiheadAttention(D, H, WIDE, self_attention=True).eval()
     x = torch.randn(7, 2, D)
